@@ -1,0 +1,39 @@
+# Every target makes its own virtual environment first: nothing needs to be installed beforehand but Python.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready-
+
+.PHONY: help demo test bench lint format clean
+help:            ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
+
+$(READY)%: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) [$*] (once; a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under a minute
+	$(BIN)/python -m fipa.demo
+
+test: $(READY)dev     ## all tests, lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json
+	$(BIN)/python -m bench
+
+lint: $(READY)dev     ## ruff and mypy only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)dev   ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:           ## remove the environment and everything that was built
+	rm -rf $(VENV) build runs dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

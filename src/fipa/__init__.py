@@ -1,0 +1,66 @@
+"""Second-order aggregation for federated learning: Fisher-Informed Parameterwise Aggregation.
+
+>>> import torch, fipa
+>>> model = torch.nn.Linear(4, 3)
+>>> fisher = fipa.sketch(model, torch.randn(50, 4), loss="cross_entropy", rank=5)
+>>> update = fipa.ClientUpdate(0.1 * torch.randn(15), num_examples=50, sketch=fisher)
+>>> fipa.aggregate(torch.zeros(15), [update], rule=fipa.FIPA()).theta.shape
+torch.Size([15])
+"""
+
+from fipa.aggregation.additive import AdditiveFIPA
+from fipa.aggregation.diagonal import DiagonalFisher
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fipa import FIPA, CompletedFIPA
+from fipa.aggregation.foof import FOOF
+from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregate
+from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.additive import AdditiveStatistics, additive_statistics, pool, random_test_matrix
+from fipa.curvature.covariance import InputCovariance, input_covariance
+from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
+from fipa.curvature.rank import RelativeThreshold, TraceShare
+from fipa.curvature.sketch import Sketch, sketch
+from fipa.curvature.terms import Residual
+from fipa.errors import FipaError, LayoutError, RankWarning, SketchError, UpdateError
+from fipa.layout import Layout, parameters_of
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FIPA",
+    "FOOF",
+    "AdditiveFIPA",
+    "AdditiveStatistics",
+    "ClientUpdate",
+    "CompletedFIPA",
+    "Diagnostics",
+    "DiagonalCurvature",
+    "DiagonalFisher",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedYogi",
+    "FipaError",
+    "InputCovariance",
+    "Layout",
+    "LayoutError",
+    "RankWarning",
+    "RelativeThreshold",
+    "Residual",
+    "Result",
+    "Rule",
+    "Sketch",
+    "SketchError",
+    "TraceShare",
+    "UpdateError",
+    "additive_statistics",
+    "aggregate",
+    "diagonal_fisher",
+    "input_covariance",
+    "parameters_of",
+    "pool",
+    "random_test_matrix",
+    "sketch",
+]

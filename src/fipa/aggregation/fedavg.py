@@ -1,0 +1,27 @@
+"""FedAvg: curvature-weighted averaging with the identity as curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fipa.aggregation.cohort import Cohort
+from fipa.aggregation.rule import Step
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    r"""$d = \gamma \sum_m w_m \Delta\theta_m$ (paper Eq. `eq:fedavg_aggregation`, with a server step $\gamma$)."""
+
+    step: float = 1.0
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
+        mean = cohort.mean_delta
+        return Step(
+            change=self.step * mean,
+            effective_rank=float(mean.numel()),
+            condition_number=1.0,
+            projections=[w * float(mean @ delta) for w, delta in zip(cohort.weights, cohort.deltas, strict=True)],
+        )

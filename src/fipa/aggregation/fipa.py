@@ -1,0 +1,140 @@
+r"""FIPA: curvature-weighted averaging with low-rank Fisher sketches.
+
+With the stacked sketches A and $y = [\sqrt{w_m} \Lambda_m^{1/2} U_m^\top \Delta\theta_m]$ of `stack.Stack`,
+$\hat H = A^\top A$ and $b = A^\top y$ are the paper's aggregated curvature and right-hand side. Only an R x R system is
+ever solved. b lies in the span of the sketches, so the paper's orthogonal-complement correction is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.cohort import Cohort
+from fipa.aggregation.rule import Step
+from fipa.aggregation.stack import Stack
+from fipa.curvature.sketch import Sketch
+from fipa.errors import FipaError
+
+CUTOFF = 1e-5
+
+
+def check_positive(rule: object, **values: float) -> None:
+    """Refuse negative or non-finite settings of a rule."""
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise FipaError(f"{type(rule).__name__}({name}={value}): must be a finite number, not negative")
+
+
+def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float) -> tuple[Tensor, float, float]:
+    r"""$1 / (\lambda + \beta)$, or the pseudo-inverse for $\beta = 0$; with effective rank and condition number."""
+    if len(eigenvalues) == 0 or eigenvalues[0] <= 0:
+        return torch.zeros_like(eigenvalues), 0.0, 1.0
+    if damping:
+        shifted = eigenvalues + damping
+        rank = float((eigenvalues / shifted).sum())
+        return 1 / shifted, rank, float(shifted[0] / shifted[-1])
+    kept = eigenvalues > cutoff * eigenvalues[0]
+    inverse = torch.where(kept, 1 / eigenvalues.where(kept, 1), 0)
+    return inverse, float(kept.sum()), float(eigenvalues[0] / eigenvalues[kept][-1])
+
+
+@dataclass(frozen=True)
+class FIPA:
+    r"""The paper's rule (Eq. `eq:hpa_update`), $d = \gamma (\hat H + \beta I)^\dagger \sum_m w_m \hat H_m \Delta\theta_m$.
+
+    Directions that no sketch covers do not move.
+
+    Parameters
+    ----------
+    damping
+        $\beta$. Zero is the pseudo-inverse. The paper uses zero for fitting and PDEs, 0.5 for images.
+    step
+        $\gamma$.
+    cutoff
+        Without damping: eigenvalues of $\hat H$ below this share of the largest count as zero.
+    """
+
+    damping: float = 0.0
+    step: float = 1.0
+    cutoff: float = CUTOFF
+
+    def __post_init__(self) -> None:
+        check_positive(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+
+    @classmethod
+    def as_in_authors_code(cls, damping: float, step: float) -> FIPA:
+        r"""The published code's $\gamma \beta (\hat H + \beta I)^{-1} b$: the paper's rule with step $\gamma \beta$."""
+        return cls(damping, step * damping)
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
+        stack = Stack(cohort.require(Sketch, "FIPA"), cohort.weights)
+        solve = ReducedSolve(stack, self.damping, self.cutoff)
+        y = stack.times_each(cohort.deltas)
+        d = solve.least_squares(torch.cat(y))
+        # d_m = A^T F y_m, with F the filtered inverse, so <d_m, d> = <y_m, F A d>
+        pull = solve(stack.times(d)).split(stack.ranks)
+        projections = [float(a @ b) for a, b in zip(y, pull, strict=True)]
+        return Step(self.step * d, solve.effective_rank, solve.condition_number, projections)
+
+
+@dataclass(frozen=True)
+class CompletedFIPA:
+    r"""FIPA where sketches know the way, FedAvg where they do not.
+
+    Minimises $\sum_m w_m (d - \Delta\theta_m)^\top (\hat H_m + \beta I) (d - \Delta\theta_m)$:
+
+    $$d = \gamma \big[ \bar\Delta + A^\top (A A^\top + \beta I)^{-1} (y - A \bar\Delta) \big], \qquad
+    \bar\Delta = \sum_m w_m \Delta\theta_m .$$
+
+    $\beta \to \infty$ is FedAvg; $\beta = 0$ is the paper's rule on the sketched range and FedAvg on its complement.
+    Parameters as for `FIPA`.
+    """
+
+    damping: float = 0.0
+    step: float = 1.0
+    cutoff: float = CUTOFF
+
+    def __post_init__(self) -> None:
+        check_positive(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
+        stack = Stack(cohort.require(Sketch, "CompletedFIPA"), cohort.weights)
+        solve = ReducedSolve(stack, self.damping, self.cutoff)
+        y = stack.times_each(cohort.deltas)
+        mean = cohort.mean_delta
+        d = mean + solve.least_squares(torch.cat(y) - stack.times(mean))
+        # d_m = w_m D_m + A^T F (y_m - w_m A D_m), so <d_m, d> = w_m <D_m, d - A^T F A d> + <y_m, F A d>
+        pull = solve(stack.times(d))
+        free = d - stack.transposed(pull)
+        projections = [
+            weight * float(delta @ free) + float(a @ b)
+            for weight, delta, a, b in zip(cohort.weights, cohort.deltas, y, pull.split(stack.ranks), strict=True)
+        ]
+        return Step(self.step * d, solve.effective_rank, solve.condition_number, projections)
+
+
+class ReducedSolve:
+    r"""The filtered inverse $F$ of $A A^\top$: $(A A^\top + \beta I)^{-1}$, or the pseudo-inverse for $\beta = 0$."""
+
+    def __init__(self, stack: Stack, damping: float, cutoff: float) -> None:
+        self.stack = stack
+        self.damping = damping
+        bound = stack.largest_possible
+        values, self.vectors = stack.spectrum(resolution=damping / bound if bound else 1.0)
+        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(values, damping, cutoff)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """$F v$ (R)."""
+        return self.vectors @ (self.inverse * (self.vectors.T @ v))
+
+    def least_squares(self, v: Tensor) -> Tensor:
+        r"""$A^\top F v$ (p)."""
+        d = self.stack.transposed(self(v))
+        if not self.damping:
+            # Semi-normal equations square the condition number; one step of refinement takes that back.
+            d += self.stack.transposed(self(v - self.stack.times(d)))
+        return d

@@ -1,0 +1,147 @@
+"""`aggregate`: (theta, updates) in, theta out, by any rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from fipa.aggregation.cohort import Cohort, gather
+from fipa.aggregation.update import ClientUpdate
+from fipa.errors import LayoutError, UpdateError
+from fipa.layout import Layout
+
+Theta = TypeVar("Theta", Tensor, Mapping[str, Tensor])
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    r"""What a rule did.
+
+    Attributes
+    ----------
+    effective_rank
+        Directions that the curvature decides: eigenvalues above the cut-off without damping,
+        $\sum_i \lambda_i / (\lambda_i + \beta)$ with it; p for FedAvg.
+    condition_number
+        Of the matrix that was solved with, on the directions kept.
+    step_length
+        $|\theta' - \theta|$.
+    cosine_with_fedavg
+        Between this step and the plain average of the updates.
+    shares
+        Part of each client in the step, $\langle d_m, d \rangle / |d|^2$ where $d = \sum_m d_m$: they sum to 1, and a
+        negative one belongs to a client that was overruled.
+    """
+
+    effective_rank: float
+    condition_number: float
+    step_length: float
+    cosine_with_fedavg: float
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A rule's answer: the change of the flat parameters, and what is known about it."""
+
+    change: Tensor
+    effective_rank: float
+    condition_number: float
+    projections: list[float]  # <d_m, d> per client, up to one common factor
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Rule(Protocol):
+    """A server rule: a pure function of the clients' updates, and of its own state if it has one."""
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:
+        """The change of the flat parameters."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Result(Generic[Theta]):
+    """New parameters in the form of the old ones, diagnostics, and the rule's state for the next round."""
+
+    theta: Theta
+    diagnostics: Diagnostics
+    state: dict[str, Tensor]
+
+
+def aggregate(
+    theta: Theta,
+    updates: Iterable[ClientUpdate],
+    rule: Rule,
+    state: Mapping[str, Tensor] | None = None,
+) -> Result[Theta]:
+    """One server step.
+
+    Parameters
+    ----------
+    theta
+        The broadcast parameters: flat, or by name (a `state_dict`, or `fipa.parameters_of(model)`). Names that the
+        clients did not train pass through unchanged; a tied weight changes under all of its names.
+    updates
+        The clients of this round.
+    rule
+        `fipa.FedAvg()`, `fipa.FIPA()`, ...
+    state
+        `result.state` of the round before, for rules with momentum.
+
+    Examples
+    --------
+    >>> import torch
+    >>> updates = [ClientUpdate(torch.ones(3), 100), ClientUpdate(torch.zeros(3), 300)]
+    >>> from fipa.aggregation.fedavg import FedAvg
+    >>> aggregate(torch.zeros(3), updates, FedAvg()).theta
+    tensor([0.2500, 0.2500, 0.2500])
+    """
+    cohort, flat, layout = gather(theta, updates)
+    step = rule(cohort, state or {})
+    if not bool(step.change.isfinite().all()):
+        raise UpdateError(
+            f"{rule} made NaN or infinity of finite updates: raise the damping, or lower the learning rate"
+        )
+    changed = flat + step.change
+    new = changed.reshape(theta.shape) if isinstance(theta, Tensor) else _merge(theta, changed, layout)
+    total = sum(step.projections)
+    diagnostics = Diagnostics(
+        effective_rank=step.effective_rank,
+        condition_number=step.condition_number,
+        step_length=float(step.change.norm()),
+        cosine_with_fedavg=_cosine(step.change, cohort.mean_delta),
+        shares={c: p / total if total else 0.0 for c, p in zip(cohort.clients, step.projections, strict=True)},
+    )
+    return Result(new, diagnostics, step.state)
+
+
+def _merge(theta: Mapping[str, Tensor], flat: Tensor, layout: Layout | None) -> dict[str, Tensor]:
+    """Put the changed parameters back among the others, and under every name that shares their memory."""
+    assert layout is not None
+    new = dict(theta)
+    changed = layout.unflatten(flat)
+    owner: dict[object, str] = {}
+    for name in layout.names:
+        other = owner.setdefault(_place(name, theta[name]), name)
+        if other != name:
+            raise LayoutError(f"{other!r} and {name!r} share memory: update a tied weight under one name only")
+    for name, tensor in theta.items():
+        source = owner.get(_place(name, tensor))
+        if source is not None:
+            new[name] = changed[source].clone()
+    return new
+
+
+def _place(name: str, tensor: Tensor) -> object:
+    """Where a tensor lives; equal for two names of one tied weight."""
+    if tensor.numel() == 0:
+        return name
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    norms = float(a.norm()) * float(b.norm())
+    return float(a @ b) / norms if norms else 0.0

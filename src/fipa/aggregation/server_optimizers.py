@@ -1,0 +1,115 @@
+r"""Server optimisers (Reddi et al., 2021): the change of any rule taken as a pseudo-gradient.
+
+Their state travels through `aggregate(..., state=...)` and `result.state`: the rules themselves stay pure.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.cohort import Cohort
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fipa import check_positive
+from fipa.aggregation.rule import Rule, Step
+from fipa.errors import LayoutError
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    r"""Momentum: $v \leftarrow \mu v + \Delta$, $\theta \leftarrow \theta + \eta v$; $\Delta$ is the step of `inner`."""
+
+    momentum: float = 0.9
+    lr: float = 1.0
+    inner: Rule = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        check_positive(self, momentum=self.momentum, lr=self.lr)
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
+        own, inner = _split(state)
+        step = self.inner(cohort, inner)
+        v = self.momentum * _buffer(own, "momentum", step.change, 0.0) + step.change
+        return replace(step, change=self.lr * v, state=_join({"momentum": v}, step.state))
+
+
+@dataclass(frozen=True)
+class _Adaptive(ABC):
+    r"""$m \leftarrow \beta_1 m + (1 - \beta_1) \Delta$, then $\theta \leftarrow \theta + \eta m / (\sqrt v + \tau)$.
+
+    v starts at $\tau^2$, and there is no bias correction, as in the paper of Reddi et al.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    inner: Rule = field(default_factory=FedAvg)
+
+    def __post_init__(self) -> None:
+        check_positive(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:
+        own, inner = _split(state)
+        step = self.inner(cohort, inner)
+        m = self.beta1 * _buffer(own, "mean", step.change, 0.0) + (1 - self.beta1) * step.change
+        v = self._second_moment(_buffer(own, "square", step.change, self.tau**2), step.change.square())
+        change = self.lr * m / (v.sqrt() + self.tau)
+        return replace(step, change=change, state=_join({"mean": m, "square": v}, step.state))
+
+    @abstractmethod
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class FedAdam(_Adaptive):
+    r"""$v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2$."""
+
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(_Adaptive):
+    r"""$v \leftarrow v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)$."""
+
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+@dataclass(frozen=True)
+class FedAdagrad(_Adaptive):
+    r"""$v \leftarrow v + \Delta^2$; momentum is off by default."""
+
+    beta1: float = 0.0
+
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+def _split(state: Mapping[str, Tensor]) -> tuple[State, State]:
+    """A wrapper's own buffers, and those of the rule inside it."""
+    inner = {key.removeprefix("inner."): t for key, t in state.items() if key.startswith("inner.")}
+    return {key: t for key, t in state.items() if not key.startswith("inner.")}, inner
+
+
+def _join(own: State, inner: State) -> State:
+    return own | {f"inner.{key}": t for key, t in inner.items()}
+
+
+def _buffer(own: State, name: str, like: Tensor, start: float) -> Tensor:
+    buffer = own.get(name)
+    if buffer is None:
+        return torch.full_like(like, start)
+    if buffer.shape != like.shape:
+        raise LayoutError(
+            f"the server state {name!r} has {buffer.numel()} elements, the update {like.numel()}: "
+            "start with state=None when the trained parameters change"
+        )
+    return buffer

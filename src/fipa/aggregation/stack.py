@@ -1,0 +1,97 @@
+r"""The stacked sketches of a round, $A^\top = [\sqrt{w_1} U_1 \Lambda_1^{1/2}, \dots]$, without stacking them.
+
+$\hat H = A^\top A$ has at most $R = \sum_m r_m$ eigenvalues that are not zero, those of the small matrix $A A^\top$.
+`spectrum` finds them in one of three ways, by how small an eigenvalue must still be told from zero:
+
+- products in the sketches' own dtype, summed in float64: half of the cost of float64, safe under strong damping;
+- the same in float64: safe while the Gram matrix, which squares the condition number, still resolves the damping;
+- the triangular factor of a thin QR of $A^\top$, which does not square it: always safe, three to four times the cost.
+
+All three read the sketches in blocks of rows, so that they need little memory beyond the sketches themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fipa.curvature.sketch import Sketch
+
+_BLOCK_ROWS = 16384
+_SAFE_IN_OWN_DTYPE = 1e-3
+_SAFE_AS_GRAM = 1e-9
+
+
+class Stack:
+    """A (R x p) as a list of clients' blocks; `resolution` is the smallest relative eigenvalue that matters."""
+
+    def __init__(self, sketches: Sequence[Sketch], weights: Sequence[float]) -> None:
+        self.vectors = [s.eigenvectors for s in sketches]
+        self.scales = [(w * s.eigenvalues.double()).sqrt() for w, s in zip(weights, sketches, strict=True)]
+        self.ranks = [s.rank for s in sketches]
+
+    @property
+    def largest_possible(self) -> float:
+        """An upper bound of the largest eigenvalue of H."""
+        return sum(float(s.square().max()) for s in self.scales if len(s))
+
+    def times(self, vector: Tensor) -> Tensor:
+        """$A v$ (R), in float64."""
+        return torch.cat(self.times_each([vector] * len(self.vectors)))
+
+    def times_each(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Client m's rows of A applied to its own vector."""
+        return [scale * (U.T @ v).double() for U, scale, v in zip(self.vectors, self.scales, vectors, strict=True)]
+
+    def transposed(self, z: Tensor) -> Tensor:
+        r"""$A^\top z$ (p), in the sketches' dtype."""
+        total = torch.zeros_like(self.vectors[0][:, :1]).squeeze(1)
+        for U, scale, part in zip(self.vectors, self.scales, z.split(self.ranks), strict=True):
+            total.addmv_(U, (scale * part).to(U.dtype))
+        return total
+
+    def spectrum(self, resolution: float) -> tuple[Tensor, Tensor]:
+        r"""Eigenvalues (descending) and eigenvectors (R x R) of $A A^\top$, in float64."""
+        if sum(self.ranks) == 0:
+            empty = self.scales[0].new_zeros(0)
+            return empty, empty.reshape(0, 0)
+        if resolution >= _SAFE_AS_GRAM:
+            own = self.vectors[0].dtype
+            gram = self._gram(own if resolution >= _SAFE_IN_OWN_DTYPE else torch.float64)
+            values, vectors = torch.linalg.eigh(gram)
+            return values.flip(0).clamp(min=0), vectors.flip(1)
+        _, singular, right = torch.linalg.svd(self._triangular_factor())
+        return singular.square(), right.T
+
+    def _gram(self, dtype: torch.dtype) -> Tensor:
+        """Upper blocks only, client by client: the rest follows by symmetry."""
+        R = sum(self.ranks)
+        gram = self.scales[0].new_zeros(R, R)
+        for blocks in self._row_blocks():
+            blocks = [block.to(dtype) for block in blocks]
+            a = 0
+            for i, left in enumerate(blocks):
+                b = a
+                for right in blocks[i:]:
+                    gram[a : a + left.shape[1], b : b + right.shape[1]] += left.T @ right
+                    b += right.shape[1]
+                a += left.shape[1]
+        gram = gram.triu()
+        gram = gram + gram.triu(1).T
+        scale = torch.cat(self.scales)
+        return scale[:, None] * gram * scale
+
+    def _triangular_factor(self) -> Tensor:
+        scale = torch.cat(self.scales)
+        factor = scale.new_zeros(0, len(scale))
+        for blocks in self._row_blocks():
+            rows = torch.cat([block.double() for block in blocks], dim=1) * scale
+            factor = torch.linalg.qr(torch.cat([factor, rows]), mode="r").R
+        return factor
+
+    def _row_blocks(self) -> Iterator[list[Tensor]]:
+        p = len(self.vectors[0])
+        for i in range(0, p, _BLOCK_ROWS):
+            yield [U[i : i + _BLOCK_ROWS] for U in self.vectors]

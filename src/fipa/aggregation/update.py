@@ -1,0 +1,39 @@
+"""What a client sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fipa.curvature.additive import AdditiveStatistics
+from fipa.curvature.covariance import InputCovariance
+from fipa.curvature.diagonal import DiagonalCurvature
+from fipa.curvature.sketch import Sketch
+
+Curvature = Sketch | DiagonalCurvature | InputCovariance | AdditiveStatistics
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    r"""One client's part of a round.
+
+    Parameters
+    ----------
+    delta
+        $\Delta\theta_m$, the change that local training made: one flat tensor, or tensors by parameter name.
+    num_examples
+        $N_m$, the client's weight.
+    sketch
+        What the client tells of its curvature at the broadcast parameters: the result of `fipa.sketch`,
+        `fipa.diagonal_fisher`, `fipa.input_covariance` or `fipa.additive_statistics`, as the rule needs.
+    client_id
+        With ids, clients are reduced in the order of their ids, whatever the order of arrival: results are then
+        the same to the last bit. Errors name the client by its id, or else by its place in the list.
+    """
+
+    delta: Tensor | Mapping[str, Tensor]
+    num_examples: int
+    sketch: Curvature | None = None
+    client_id: int | str | None = None

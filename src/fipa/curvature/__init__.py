@@ -1,0 +1,1 @@
+"""Curvature of a model on its data; knows nothing of federation."""

@@ -1,0 +1,175 @@
+r"""Additive statistics: curvature in a form that servers only ever need to sum.
+
+Instead of eigenpairs a client sends $H_m \Omega$ and $H_m \Delta\theta_m$ for a random matrix $\Omega$ (p x L) that all
+clients draw from the round's seed. Both, and the update, enter the server's solve as plain weighted sums, so secure
+aggregation, streaming and trees of aggregators work, and the server's memory does not grow with the number of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fipa.curvature.modes import evaluation_mode
+from fipa.curvature.sketch import MEMORY_LIMIT, Route, build_operator
+from fipa.curvature.terms import LossName
+from fipa.errors import LayoutError, UpdateError
+from fipa.layout import Layout, ParamSelection
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveStatistics:
+    r"""Example-weighted means over one client, or over a pool of clients.
+
+    Attributes
+    ----------
+    products
+        Mean of $H_m \Omega$ (p x L).
+    response
+        Mean of $H_m \Delta\theta_m$ (p).
+    delta
+        Mean of $\Delta\theta_m$ (p).
+    num_examples
+        Weight of these means: $\sum_m N_m$.
+    seed
+        Of $\Omega$, see `random_test_matrix`.
+    """
+
+    products: Tensor
+    response: Tensor
+    delta: Tensor
+    num_examples: int
+    seed: int
+    layout: Layout
+
+    @property
+    def width(self) -> int:
+        """Number of columns L of the test matrix."""
+        return self.products.shape[1]
+
+    def mismatch(self, other: AdditiveStatistics) -> str | None:
+        """Why two statistics cannot be pooled, or None."""
+        if self.seed != other.seed or self.width != other.width:
+            return (
+                f"used the test matrix (seed {other.seed}, width {other.width}), others "
+                f"(seed {self.seed}, width {self.width}): all clients of a round must share both"
+            )
+        if self.layout != other.layout:
+            return "covers other parameters"
+        if self.products.dtype != other.products.dtype:
+            return f"has dtype {other.products.dtype}, others {self.products.dtype}"
+        return None
+
+
+def pool(statistics: Iterable[AdditiveStatistics]) -> AdditiveStatistics:
+    """The statistics of all clients together, one pass, in constant memory: feed it a generator.
+
+    Partial pools can be pooled again, in a tree.
+    """
+    total: AdditiveStatistics | None = None
+    examples = 0
+    for i, one in enumerate(statistics):
+        if one.num_examples <= 0:
+            raise UpdateError(f"statistics #{i} have {one.num_examples} examples")
+        if total is None:
+            total = AdditiveStatistics(
+                one.products * one.num_examples,
+                one.response * one.num_examples,
+                one.delta * one.num_examples,
+                one.num_examples,
+                one.seed,
+                one.layout,
+            )
+        else:
+            problem = total.mismatch(one)
+            if problem:
+                raise UpdateError(f"statistics #{i} {problem}")
+            total.products.add_(one.products, alpha=one.num_examples)
+            total.response.add_(one.response, alpha=one.num_examples)
+            total.delta.add_(one.delta, alpha=one.num_examples)
+        examples += one.num_examples
+    if total is None:
+        raise UpdateError("no statistics to pool")
+    return AdditiveStatistics(
+        total.products.div_(examples),
+        total.response.div_(examples),
+        total.delta.div_(examples),
+        examples,
+        total.seed,
+        total.layout,
+    )
+
+
+def random_test_matrix(parameters: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    r"""The shared $\Omega$: Gaussian, columns of norm about 1, the same for everyone who knows the seed.
+
+    Drawn on the CPU in float64, whatever the dtype, so that float32 and float64 parties agree.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(parameters, width, generator=generator, dtype=torch.float64)
+    return matrix.div_(float(parameters) ** 0.5).to(dtype)
+
+
+def additive_statistics(
+    model: nn.Module,
+    data: Any,
+    delta: Tensor | Mapping[str, Tensor],
+    loss: LossName = "cross_entropy",
+    *,
+    width: int,
+    seed: int,
+    num_examples: int,
+    params: ParamSelection = None,
+    route: Route = "auto",
+    max_examples: int | None = None,
+    sampled_labels: int | None = None,
+    sampling_seed: int = 0,
+    memory_limit: int = MEMORY_LIMIT,
+) -> AdditiveStatistics:
+    r"""What one client adds to a round of additive FIPA: L + 1 products with its curvature, one pass over its data.
+
+    Parameters
+    ----------
+    model, data, loss, params, route, max_examples, sampled_labels, memory_limit
+        As for `sketch`. The model must hold the broadcast parameters, not the trained ones.
+    delta
+        The update of local training, flat or by name.
+    width, seed
+        L and the round's seed, the same for all clients. A width of a little more than the rank that matters suffices.
+    num_examples
+        The client's weight $N_m$ (all its examples, also when the curvature is taken on a sub-sample).
+    sampling_seed
+        Of sub-sampling and sampled labels; may differ between clients.
+
+    >>> model = nn.Linear(4, 3)
+    >>> one = additive_statistics(model, torch.randn(50, 4), torch.zeros(15), width=6, seed=1, num_examples=50)
+    >>> one.products.shape, one.num_examples
+    (torch.Size([15, 6]), 50)
+    """
+    with evaluation_mode(model):
+        operator, layout, _ = build_operator(
+            model,
+            data,
+            loss,
+            params=params,
+            route=route,
+            max_examples=max_examples,
+            sampled_labels=sampled_labels,
+            dtype=None,
+            device=None,
+            memory_limit=memory_limit,
+            generator=torch.Generator().manual_seed(sampling_seed),
+        )
+        flat = layout.flatten(delta) if isinstance(delta, Mapping) else delta.detach().reshape(-1)
+        if flat.shape != (layout.numel,) or flat.dtype != operator.like.dtype:
+            raise LayoutError(
+                f"delta has length {flat.numel()} and {flat.dtype}, the selected parameters {layout.numel} and "
+                f"{operator.like.dtype}"
+            )
+        omega = random_test_matrix(layout.numel, width, seed, operator.like.dtype).to(operator.like.device)
+        products = operator.product(torch.cat([omega, flat[:, None]], dim=1))
+    return AdditiveStatistics(products[:, :-1], products[:, -1], flat, num_examples, seed, layout)

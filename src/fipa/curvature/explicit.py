@@ -1,0 +1,94 @@
+"""Route 1, explicit rows: the Jacobians once, then plain matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.terms import Inputs, Params, Term
+from fipa.layout import Layout
+
+_BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
+
+
+class ExplicitRows(CurvatureOperator):
+    """Holds A in memory if it fits `memory_limit` bytes; otherwise every product recomputes it block by block."""
+
+    def __init__(self, terms: list[Term], params: Params, memory_limit: int) -> None:
+        self.terms = terms
+        self.params = dict(params)
+        self.layout = Layout.of(params)
+        self.like = next(iter(params.values()))
+        self.parameters = self.layout.numel
+        self.rows = sum(term.examples * term.rows_per_example for term in terms)
+        self.matrix = self._collect() if self.bytes_needed(terms, params) <= memory_limit else None
+
+    @staticmethod
+    def bytes_needed(terms: list[Term], params: Params) -> int:
+        """Size of A."""
+        like = next(iter(params.values()))
+        rows = sum(term.examples * term.rows_per_example for term in terms)
+        return rows * sum(t.numel() for t in params.values()) * like.element_size()
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Pieces of A from top to bottom, each with the index of its first row."""
+        if self.matrix is not None:
+            yield 0, self.matrix
+            return
+        start = 0
+        for pieces in self._pieces():
+            block = torch.cat([piece.flatten(1) for piece in pieces], dim=1)
+            yield start, block
+            start += len(block)
+
+    def forward(self, V: Tensor) -> Tensor:  # noqa: D102
+        return torch.cat([block @ V for _, block in self.blocks()])
+
+    def adjoint(self, Z: Tensor) -> Tensor:  # noqa: D102
+        out = self.like.new_zeros(self.parameters, Z.shape[1])
+        for start, block in self.blocks():
+            out.addmm_(block.T, Z[start : start + len(block)])
+        return out
+
+    def trace(self, generator: torch.Generator) -> float:  # noqa: D102
+        return sum(float(torch.linalg.vector_norm(block)) ** 2 for _, block in self.blocks())
+
+    def _collect(self) -> Tensor:
+        A = self.like.new_empty(self.rows, self.parameters)
+        columns = self.layout.slices.values()
+        start = 0
+        for pieces in self._pieces():
+            stop = start + len(pieces[0])
+            for piece, where in zip(pieces, columns, strict=True):
+                A[start:stop, where] = piece.flatten(1)
+            start = stop
+        return A
+
+    def _pieces(self) -> Iterator[list[Tensor]]:
+        """Rows in blocks, still apart by parameter: one (rows, *shape) tensor each."""
+        row_bytes = self.parameters * self.like.element_size()
+        for term in self.terms:
+            step = max(1, _BLOCK_BYTES // (row_bytes * term.rows_per_example))
+            for i in range(0, term.examples, step):
+                yield self._rows(term, *term.part(i, min(i + step, term.examples)))
+
+    def _rows(self, term: Term, inputs: Inputs, extra: Inputs) -> list[Tensor]:
+        def rows_of_one(x: Inputs, e: Inputs) -> dict[str, Tensor]:
+            z, pull = vjp(lambda params: term.outputs(params, _unsqueeze(x)), self.params)  # type: ignore[misc]
+            cotangents = term.factor(z.detach(), _unsqueeze(e))  # (1, C, k)
+            if term.rows_per_example == 1:
+                rows: dict[str, Tensor] = pull(cotangents[..., 0])[0]
+                return {name: row[None] for name, row in rows.items()}
+            return vmap(pull)(cotangents.permute(2, 0, 1))[0]  # type: ignore[no-any-return]
+
+        with torch.no_grad():
+            rows = vmap(rows_of_one)(inputs, extra)
+        return [rows[name].flatten(0, 1) for name in self.layout.names]
+
+
+def _unsqueeze(x: Inputs) -> Inputs:
+    return torch.utils._pytree.tree_map(lambda t: t[None], x)

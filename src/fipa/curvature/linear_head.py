@@ -1,0 +1,132 @@
+r"""Route 3, linear head: the backbone once, then closed-form products.
+
+When only the last linear layer varies, the outputs are $z_i = W \phi_i + b$ with features $\phi_i$ that do not change,
+so $J_i v = V_W \phi_i + v_b$ and $H = \sum_i \phi_i \phi_i^\top \otimes S_i$: no automatic differentiation at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.terms import Inputs, Params, Term
+from fipa.errors import SketchError
+
+_FORWARD_BATCH = 128
+
+
+def find_head(model: nn.Module, names: list[str]) -> nn.Linear | None:
+    """The linear layer whose parameters are exactly `names`, if there is one and it shares them with no other."""
+    everything = list(model.named_parameters(remove_duplicate=False))
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            prefix = f"{path}." if path else ""
+            own = {f"{prefix}{name}": tensor for name, tensor in module.named_parameters()}
+            uses = [name for name, tensor in everything if any(tensor is mine for mine in own.values())]
+            if set(own) == set(names) == set(uses):
+                return module
+    return None
+
+
+class LinearHead(CurvatureOperator):
+    """Features of every example, cached; products cost two small matrix products per example block."""
+
+    def __init__(self, model: nn.Module, terms: list[Term], params: Params, memory_limit: int) -> None:
+        head = find_head(model, list(params))
+        if head is None:
+            raise SketchError(
+                'route "linear_head" needs params to select exactly the weight (and bias) of one nn.Linear that '
+                f"shares them with no other layer; got {list(params)[:4]}"
+            )
+        self.like = next(iter(params.values()))
+        self.bias = head.bias is not None
+        self.classes, self.width = head.weight.shape
+        self.parameters = sum(t.numel() for t in params.values())
+        self.rows = sum(term.examples * term.rows_per_example for term in terms)
+        self._memory_limit = memory_limit
+        self._terms = terms
+        self._features_and_outputs = [_run_backbone(head, term, params) for term in terms]
+
+    @staticmethod
+    def applies(model: nn.Module, terms: list[Term], params: Params) -> bool:
+        """Whether the varying parameters are those of a linear layer that makes the model's output."""
+        head = find_head(model, list(params))
+        if head is None:
+            return False
+        try:
+            for term in terms:
+                _catch(head, term, params, term.part(0, 1)[0])
+        except SketchError:
+            return False
+        return True
+
+    def forward(self, V: Tensor) -> Tensor:  # noqa: D102
+        weight = V[: self.classes * self.width].reshape(self.classes, self.width, -1).movedim(1, 0).flatten(1)
+        out, row = self.like.new_empty(self.rows, V.shape[1]), 0
+        for features, factor in self._blocks(V.shape[1]):
+            dz = (features @ weight).unflatten(1, (self.classes, -1))  # (n, C, L)
+            if self.bias:
+                dz += V[self.classes * self.width :]
+            block = (factor.transpose(1, 2) @ dz).flatten(0, 1)
+            out[row : row + len(block)] = block
+            row += len(block)
+        return out
+
+    def adjoint(self, Z: Tensor) -> Tensor:  # noqa: D102
+        columns, row = Z.shape[1], 0
+        weight = self.like.new_zeros(self.width, self.classes * columns)
+        bias = self.like.new_zeros(self.classes, columns)
+        for features, factor in self._blocks(columns):
+            n, _, k = factor.shape
+            dz = factor @ Z[row : row + n * k].reshape(n, k, columns)
+            weight.addmm_(features.T, dz.flatten(1))
+            bias += dz.sum(0)
+            row += n * k
+        flat = weight.unflatten(1, (self.classes, columns)).movedim(0, 1).flatten(0, 1)
+        return torch.cat([flat, bias]) if self.bias else flat
+
+    def trace(self, generator: torch.Generator) -> float:  # noqa: D102
+        total = 0.0
+        for features, factor in self._blocks(columns=1):
+            norms = features.square().sum(1) + float(self.bias)
+            total += float(norms @ factor.square().sum((1, 2)))
+        return total
+
+    def _blocks(self, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features (n, d) and factors (n, C, k) of as many examples at a time as memory allows."""
+        for term, (features, outputs) in zip(self._terms, self._features_and_outputs, strict=True):
+            per_example = self.classes * (2 * columns + 3 * term.rows_per_example) * self.like.element_size()
+            step = max(1, self._memory_limit // (4 * per_example))
+            for i in range(0, term.examples, step):
+                stop = min(i + step, term.examples)
+                yield features[i:stop], term.factor(outputs[i:stop], term.part(i, stop)[1])
+
+
+def _run_backbone(head: nn.Linear, term: Term, params: Params) -> tuple[Tensor, Tensor]:
+    """The head's inputs and the outputs of all examples."""
+    caught = []
+    for i in range(0, term.examples, _FORWARD_BATCH):
+        inputs, _ = term.part(i, min(i + _FORWARD_BATCH, term.examples))
+        caught.append(_catch(head, term, params, inputs))
+    features, outputs = zip(*caught, strict=True)
+    return torch.cat(features), torch.cat(outputs)
+
+
+def _catch(head: nn.Linear, term: Term, params: Params, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Evaluate the outputs and take what passed through the head on the way."""
+    passed: list[tuple[Tensor, Tensor]] = []
+    handle = head.register_forward_hook(lambda _, args, out: passed.append((args[0], out)))
+    try:
+        with torch.no_grad():
+            z = term.outputs(params, inputs)
+    finally:
+        handle.remove()
+    if len(passed) != 1 or passed[0][0].dim() != 2 or not torch.equal(passed[0][1].reshape(z.shape), z):
+        raise SketchError(
+            "the selected linear layer is not the model's last step (its output is not the model's output): "
+            'use route="rows" or "matrix_free"'
+        )
+    return passed[0][0], z

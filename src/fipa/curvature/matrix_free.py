@@ -1,0 +1,97 @@
+"""Route 2, matrix-free: Jacobian products by automatic differentiation, for models whose rows do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.terms import Params, Term
+from fipa.layout import Layout
+
+_TRACE_PROBES = 30  # relative error of the trace estimate: about sqrt(2 / 30) |H|_F / Tr H, a few per cent
+
+
+class MatrixFree(CurvatureOperator):
+    """Products in blocks of examples x vectors whose activations stay within `memory_limit` bytes.
+
+    $A V$ takes one JVP per column, $A^T Z$ one VJP, each vectorised over a block of columns; nothing of size rows x p
+    is made. The model must support forward-mode differentiation.
+    """
+
+    def __init__(self, terms: list[Term], params: Params, memory_limit: int) -> None:
+        self.terms = terms
+        self.params = dict(params)
+        self.layout = Layout.of(params)
+        self.like = next(iter(params.values()))
+        self.parameters = self.layout.numel
+        self.rows = sum(term.examples * term.rows_per_example for term in terms)
+        self._budget = memory_limit // 4  # forward and backward each hold about two copies of the activations
+        self._activation_bytes = [_activation_bytes(term, self.params) for term in terms]
+
+    def forward(self, V: Tensor) -> Tensor:  # noqa: D102
+        out = self.like.new_empty(self.rows, V.shape[1])
+        for term, (start, stop), (first, last), vectors in self._blocks(V.shape[1]):
+            inputs, extra = term.part(start, stop)
+            for a in range(0, V.shape[1], vectors):
+                tangents = self.layout.unflatten(V[:, a : a + vectors].T)
+
+                def push(tangent: Params) -> tuple[Tensor, Tensor]:
+                    z, dz = jvp(lambda p: term.outputs(p, inputs), (self.params,), (tangent,))  # type: ignore[misc]  # noqa: B023
+                    return z, dz
+
+                with torch.no_grad():
+                    z, dz = vmap(push, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]  # dz: (L, n, C)
+                    rows = torch.einsum("nck,lnc->nkl", term.factor(z, extra), dz)
+                out[first:last, a : a + vectors] = rows.flatten(0, 1)
+        return out
+
+    def adjoint(self, Z: Tensor) -> Tensor:  # noqa: D102
+        out = self.like.new_zeros(Z.shape[1], self.parameters)
+        for term, (start, stop), (first, last), vectors in self._blocks(Z.shape[1]):
+            inputs, extra = term.part(start, stop)
+            with torch.no_grad():
+                z, pull = vjp(lambda p: term.outputs(p, inputs), self.params)  # type: ignore[misc]  # noqa: B023
+                factor = term.factor(z, extra)
+                for a in range(0, Z.shape[1], vectors):
+                    weights = Z[first:last, a : a + vectors].unflatten(0, (stop - start, -1))
+                    (pulled,) = vmap(pull)(torch.einsum("nck,nkl->lnc", factor, weights))
+                    for name, where in self.layout.slices.items():
+                        out[a : a + vectors, where] += pulled[name].flatten(1)
+        return out.T
+
+    def trace(self, generator: torch.Generator) -> float:  # noqa: D102
+        probes = self.random(self.parameters, _TRACE_PROBES, generator).sign()
+        return float(self.forward(probes).square().sum()) / _TRACE_PROBES
+
+    def _blocks(self, columns: int) -> Iterator[tuple[Term, tuple[int, int], tuple[int, int], int]]:
+        """Terms cut into (examples, rows of A), with the number of columns to take at once."""
+        row = 0
+        for term, size in zip(self.terms, self._activation_bytes, strict=True):
+            pairs = max(1, self._budget // size)  # example-vector pairs that fit
+            examples = min(term.examples, max(1, pairs // columns), 256)
+            vectors = max(1, pairs // examples)
+            for start in range(0, term.examples, examples):
+                stop = min(start + examples, term.examples)
+                rows = (stop - start) * term.rows_per_example
+                yield term, (start, stop), (row, row + rows), vectors
+                row += rows
+
+
+def _activation_bytes(term: Term, params: Params) -> int:
+    """What autodiff keeps for one example, measured on the first one."""
+    total = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+
+    inputs, _ = term.part(0, 1)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        z = term.outputs({name: t.detach().requires_grad_() for name, t in params.items()}, inputs)
+    total -= sum(t.numel() * t.element_size() for t in params.values())  # saved, but shared by all examples
+    return max(total, z.numel() * z.element_size(), 1)

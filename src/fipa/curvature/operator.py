@@ -1,0 +1,39 @@
+"""The interface of the three routes to a curvature matrix."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class CurvatureOperator(ABC):
+    r"""$H = A^\top A$, known through products with $A$ (rows x p) and its transpose; H itself is never formed.
+
+    `parameters` is p, `rows` the number of rows of A.
+    """
+
+    parameters: int
+    rows: int
+    like: Tensor  # carries the dtype and device of the computation
+
+    @abstractmethod
+    def forward(self, V: Tensor) -> Tensor:
+        """$A V$ for V (p x L): how the weighted outputs answer to parameter directions."""
+
+    @abstractmethod
+    def adjoint(self, Z: Tensor) -> Tensor:
+        r"""$A^\top Z$ for Z (rows x L)."""
+
+    @abstractmethod
+    def trace(self, generator: torch.Generator) -> float:
+        """Tr H: exact where that is cheap, else Hutchinson's estimate."""
+
+    def product(self, V: Tensor) -> Tensor:
+        """$H V$."""
+        return self.adjoint(self.forward(V))
+
+    def random(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+        """A Gaussian matrix at this operator's dtype and device, the same on every device for one seed."""
+        return torch.randn(rows, columns, generator=generator, dtype=self.like.dtype).to(self.like.device)

@@ -1,0 +1,274 @@
+"""`sketch`: a model, its data and a loss in; the leading eigenpairs of the curvature out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fipa.curvature.explicit import ExplicitRows
+from fipa.curvature.linear_head import LinearHead
+from fipa.curvature.matrix_free import MatrixFree
+from fipa.curvature.modes import evaluation_mode
+from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.rank import Rank
+from fipa.curvature.solvers import block_krylov, exact, subspace_iteration
+from fipa.curvature.terms import LossName, terms_of
+from fipa.errors import RankWarning, SketchError
+from fipa.layout import Layout, ParamSelection, parameters_of
+
+Route = Literal["auto", "rows", "matrix_free", "linear_head"]
+Solver = Literal["auto", "exact", "subspace", "krylov"]
+
+MEMORY_LIMIT = 2 * 2**30  # bytes; a constant, so that the route, and with it the last bits, do not vary by machine
+_FORMAT = "fipa-sketch-1"
+_EXACT_BY_DEFAULT = 1024  # side of the Gram matrix up to which the exact solver is also the fastest
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    r"""Rank-r approximation $U \Lambda U^\top$ of a curvature matrix (paper Eq. `eq:lowrank_h`).
+
+    Attributes
+    ----------
+    eigenvectors
+        U (p x r), orthonormal columns.
+    eigenvalues
+        Diagonal of $\Lambda$ (r), descending, not negative.
+    layout
+        Names and shapes of the parameters that the rows of U stand for, in order.
+    loss, num_examples
+        What was differentiated, on how many examples.
+    trace
+        Tr H: all curvature, kept or not. An estimate on the matrix-free route, else exact.
+    """
+
+    eigenvectors: Tensor
+    eigenvalues: Tensor
+    layout: Layout
+    loss: str = "unknown"
+    num_examples: int = 0
+    trace: float = field(default=float("nan"))
+
+    @property
+    def rank(self) -> int:
+        """Number of eigenpairs kept."""
+        return len(self.eigenvalues)
+
+    @property
+    def residual(self) -> float:
+        """Share of the trace that the kept eigenpairs leave out, between 0 and 1."""
+        return max(0.0, 1.0 - float(self.eigenvalues.sum()) / self.trace) if self.trace else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the eigenpairs."""
+        return sum(t.numel() * t.element_size() for t in (self.eigenvectors, self.eigenvalues))
+
+    def truncate(self, rank: int) -> Sketch:
+        """The same sketch with only its leading `rank` eigenpairs."""
+        return replace(self, eigenvectors=self.eigenvectors[:, :rank], eigenvalues=self.eigenvalues[:rank])
+
+    def to(self, *args: Any, **kwargs: Any) -> Sketch:
+        """Move or convert both tensors, as `torch.Tensor.to` does."""
+        return replace(
+            self,
+            eigenvectors=self.eigenvectors.to(*args, **kwargs),
+            eigenvalues=self.eigenvalues.to(*args, **kwargs),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file."""
+        about = {"loss": self.loss, "num_examples": self.num_examples, "trace": self.trace}
+        save_file(
+            {"eigenvectors": self.eigenvectors.contiguous(), "eigenvalues": self.eigenvalues.contiguous()},
+            str(path),
+            {"format": _FORMAT, "layout": self.layout.to_json(), "about": json.dumps(about)},
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Sketch:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise SketchError(f"{path} is not a sketch of format {_FORMAT}: {metadata.get('format')!r}")
+                tensors = {name: file.get_tensor(name) for name in ("eigenvectors", "eigenvalues")}
+        except SafetensorError as error:
+            raise SketchError(f"{path} is not a readable safetensors file: {error}") from error
+        return cls(**tensors, layout=Layout.from_json(metadata["layout"]), **json.loads(metadata["about"]))
+
+
+def sketch(
+    model: nn.Module,
+    data: Any,
+    loss: LossName = "cross_entropy",
+    rank: Rank = 20,
+    *,
+    params: ParamSelection = None,
+    route: Route = "auto",
+    solver: Solver = "auto",
+    oversampling: int | None = None,
+    iterations: int | None = None,
+    max_examples: int | None = None,
+    sampled_labels: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    seed: int = 0,
+) -> Sketch:
+    r"""Leading eigenpairs of the generalised Gauss-Newton (Fisher) matrix of a model on a client's data.
+
+    The matrix is the paper's $H_m = \frac1{N_m} \sum_i J_i^\top S_i J_i$ (Eq. `eq:hmk`) at the model's present
+    parameters, in eval mode. Neither the model nor its mode is changed.
+
+    Parameters
+    ----------
+    model
+        Any module that `torch.func` can differentiate.
+    data
+        Tensors x or (x, y), or an iterable of (x, y) batches. With `loss="least_squares"`: `fipa.Residual`s.
+    loss
+        `"cross_entropy"` (S = diag p - p p^T), `"mse"` (S = I) or `"least_squares"`.
+    rank
+        A number; None for all that the data support; `RelativeThreshold` or `TraceShare` to let the spectrum decide.
+        More than the data support is clamped with a `RankWarning`.
+    params
+        Which parameters vary: see `parameters_of`. The sketch covers exactly these.
+    route
+        `"rows"`: Jacobians held in memory (or recomputed in blocks beyond the limit). `"matrix_free"`: JVPs and VJPs.
+        `"linear_head"`: closed form, backbone run once. `"auto"`: the head if it is one, else rows if they fit.
+    solver
+        `"exact"`, the paper's `"subspace"` iteration, or block `"krylov"`. `"auto"`: exact if small, else krylov.
+    oversampling, iterations
+        s and q of the paper for `"subspace"` (10 and 4 by default). For `"krylov"`: extra columns, and blocks
+        beyond the first (10 and 3).
+    max_examples
+        Sub-sample the examples, without replacement.
+    sampled_labels
+        Cross entropy only: draw this many labels per example from the model's predictions instead of summing over
+        all classes. Unbiased, and C - 1 times cheaper with one label.
+    dtype, device
+        Of the computation and of the result; the parameters' own by default. The model is not moved.
+    memory_limit
+        Bytes that rows or activations may take.
+    seed
+        Of sub-sampling, sampled labels and start vectors.
+
+    Examples
+    --------
+    >>> model = nn.Linear(4, 3)
+    >>> fisher = sketch(model, torch.randn(50, 4), rank=5)
+    >>> fisher.eigenvectors.shape, fisher.layout.names
+    (torch.Size([15, 5]), ('weight', 'bias'))
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with evaluation_mode(model):
+        operator, layout, num_examples = build_operator(
+            model,
+            data,
+            loss,
+            params=params,
+            route=route,
+            max_examples=max_examples,
+            sampled_labels=sampled_labels,
+            dtype=dtype,
+            device=device,
+            memory_limit=memory_limit,
+            generator=generator,
+        )
+        possible = min(operator.rows, operator.parameters)
+        wanted = rank if isinstance(rank, int) else (rank.max_rank if rank else None)
+        if wanted is not None and wanted < 1:
+            raise SketchError(f"rank must be at least 1, got {wanted}")
+        target = possible if wanted is None else min(wanted, possible)
+        options = {
+            "oversampling": 10 if oversampling is None else oversampling,
+            "iterations": (4 if solver == "subspace" else 3) if iterations is None else iterations,
+        }
+        vectors, values = _solve(operator, target, solver, options, generator)
+        trace = operator.trace(generator)
+    if isinstance(rank, int):
+        if len(values) < rank:
+            warnings.warn(
+                f"rank {rank} was asked for, but {num_examples} examples of {layout.numel} parameters support only "
+                f"{len(values)}: kept {len(values)}",
+                RankWarning,
+                stacklevel=2,
+            )
+    elif rank is not None and len(values):
+        keep = rank.count(values, trace)
+        vectors, values = vectors[:, :keep], values[:keep]
+    return Sketch(vectors, values, layout, loss, num_examples, trace)
+
+
+def build_operator(
+    model: nn.Module,
+    data: Any,
+    loss: LossName,
+    *,
+    params: ParamSelection,
+    route: Route,
+    max_examples: int | None,
+    sampled_labels: int | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    memory_limit: int,
+    generator: torch.Generator,
+) -> tuple[CurvatureOperator, Layout, int]:
+    """The curvature as an operator, the layout of its parameters, and the number of examples behind it."""
+    values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
+    kinds = {(t.dtype, t.device) for t in values.values()}
+    if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():
+        raise SketchError(f"the selected parameters must share one floating dtype and device, got {kinds}")
+    terms = terms_of(
+        model,
+        data,
+        loss,
+        values,
+        max_examples=max_examples,
+        sampled_labels=sampled_labels,
+        generator=generator,
+    )
+    if route == "auto":
+        if LinearHead.applies(model, terms, values):
+            route = "linear_head"
+        else:
+            route = "rows" if ExplicitRows.bytes_needed(terms, values) <= memory_limit else "matrix_free"
+    operator: CurvatureOperator
+    if route == "rows":
+        operator = ExplicitRows(terms, values, memory_limit)
+    elif route == "matrix_free":
+        operator = MatrixFree(terms, values, memory_limit)
+    elif route == "linear_head":
+        operator = LinearHead(model, terms, values, memory_limit)
+    else:
+        raise SketchError(f'unknown route {route!r}: use "auto", "rows", "matrix_free" or "linear_head"')
+    return operator, Layout.of(values), sum(term.examples for term in terms)
+
+
+def _solve(
+    operator: CurvatureOperator,
+    rank: int,
+    solver: Solver,
+    options: dict[str, int],
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    if solver == "auto":
+        side = min(operator.rows, operator.parameters)
+        solver = "exact" if side <= max(_EXACT_BY_DEFAULT, 2 * rank) else "krylov"
+    if solver == "exact":
+        return exact(operator, rank)
+    if solver == "subspace":
+        return subspace_iteration(operator, rank, **options, generator=generator)
+    if solver == "krylov":
+        return block_krylov(operator, rank, **options, generator=generator)
+    raise SketchError(f'unknown solver {solver!r}: use "auto", "exact", "subspace" or "krylov"')

@@ -1,0 +1,26 @@
+"""The errors a caller can catch.
+
+All are `ValueError`s; each message names the culprit and says what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class FipaError(ValueError):
+    """Base class of every error that fipa raises about its input."""
+
+
+class LayoutError(FipaError):
+    """Parameter names, shapes, lengths or dtypes do not fit together."""
+
+
+class SketchError(FipaError):
+    """A curvature cannot be computed from, or stored as, what was given."""
+
+
+class UpdateError(FipaError):
+    """A client's update cannot be aggregated."""
+
+
+class RankWarning(UserWarning):
+    """Fewer eigenpairs were kept than were asked for, because the data support no more."""
