@@ -8,6 +8,7 @@
 torch.Size([15])
 """
 
+from fipa import models
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fedavg import FedAvg
@@ -59,6 +60,7 @@ __all__ = [
     "aggregate",
     "diagonal_fisher",
     "input_covariance",
+    "models",
     "parameters_of",
     "pool",
     "random_test_matrix",

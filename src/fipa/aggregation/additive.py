@@ -1,7 +1,8 @@
 r"""Additive FIPA: the same rule from sums alone.
 
 The server knows $Y = \sum_m w_m H_m \Omega$, $b = \sum_m w_m H_m \Delta\theta_m$ and the test matrix $\Omega$,
-and takes the Nystrom approximation $\hat H = Y (\Omega^\top Y)^\dagger Y^\top$, in the stable form of Tropp et al. (2017).
+and takes the Nystrom approximation $\hat H = Y (\Omega^\top Y)^\dagger Y^\top$, in the stable form of
+Tropp et al. (2017).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float) -> tupl
 
 @dataclass(frozen=True)
 class FIPA:
-    r"""The paper's rule (Eq. `eq:hpa_update`), $d = \gamma (\hat H + \beta I)^\dagger \sum_m w_m \hat H_m \Delta\theta_m$.
+    r"""Paper Eq. `eq:hpa_update`, $d = \gamma (\hat H + \beta I)^\dagger \sum_m w_m \hat H_m \Delta\theta_m$.
 
     Directions that no sketch covers do not move.
 

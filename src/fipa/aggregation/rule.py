@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, overload
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.errors import LayoutError, UpdateError
 from fipa.layout import Layout
 
-Theta = TypeVar("Theta", Tensor, Mapping[str, Tensor])
+Theta = TypeVar("Theta", Tensor, dict[str, Tensor])
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,20 @@ class Result(Generic[Theta]):
     state: dict[str, Tensor]
 
 
+@overload
 def aggregate(
-    theta: Theta,
+    theta: Tensor, updates: Iterable[ClientUpdate], rule: Rule, state: Mapping[str, Tensor] | None = None
+) -> Result[Tensor]: ...
+@overload
+def aggregate(
+    theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate], rule: Rule, state: Mapping[str, Tensor] | None = None
+) -> Result[dict[str, Tensor]]: ...
+def aggregate(
+    theta: Tensor | Mapping[str, Tensor],
     updates: Iterable[ClientUpdate],
     rule: Rule,
     state: Mapping[str, Tensor] | None = None,
-) -> Result[Theta]:
+) -> Result[Tensor] | Result[dict[str, Tensor]]:
     """One server step.
 
     Parameters
@@ -106,7 +114,6 @@ def aggregate(
             f"{rule} made NaN or infinity of finite updates: raise the damping, or lower the learning rate"
         )
     changed = flat + step.change
-    new = changed.reshape(theta.shape) if isinstance(theta, Tensor) else _merge(theta, changed, layout)
     total = sum(step.projections)
     diagnostics = Diagnostics(
         effective_rank=step.effective_rank,
@@ -115,7 +122,9 @@ def aggregate(
         cosine_with_fedavg=_cosine(step.change, cohort.mean_delta),
         shares={c: p / total if total else 0.0 for c, p in zip(cohort.clients, step.projections, strict=True)},
     )
-    return Result(new, diagnostics, step.state)
+    if isinstance(theta, Tensor):
+        return Result(changed.reshape(theta.shape), diagnostics, step.state)
+    return Result(_merge(theta, changed, layout), diagnostics, step.state)
 
 
 def _merge(theta: Mapping[str, Tensor], flat: Tensor, layout: Layout | None) -> dict[str, Tensor]:

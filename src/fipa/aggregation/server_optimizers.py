@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class FedAvgM:
-    r"""Momentum: $v \leftarrow \mu v + \Delta$, $\theta \leftarrow \theta + \eta v$; $\Delta$ is the step of `inner`."""
+    r"""Momentum, $v \leftarrow \mu v + \Delta$, $\theta \leftarrow \theta + \eta v$; $\Delta$: step of `inner`."""
 
     momentum: float = 0.9
     lr: float = 1.0

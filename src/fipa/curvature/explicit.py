@@ -83,7 +83,7 @@ class ExplicitRows(CurvatureOperator):
             if term.rows_per_example == 1:
                 rows: dict[str, Tensor] = pull(cotangents[..., 0])[0]
                 return {name: row[None] for name, row in rows.items()}
-            return vmap(pull)(cotangents.permute(2, 0, 1))[0]  # type: ignore[no-any-return]
+            return vmap(pull)(cotangents.permute(2, 0, 1))[0]
 
         with torch.no_grad():
             rows = vmap(rows_of_one)(inputs, extra)

@@ -1,0 +1,109 @@
+"""(d) The server: solve time and memory at p = 272k, and the additive rule's memory by number of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import fipa
+from bench.common import PeakMemory, Record, gemm_speed, once
+from fipa.layout import Layout
+
+P, CLIENTS, RANK = 272_474, 5, 200
+LAYOUT = Layout(("w",), ((P,),))
+DAMPING = 0.5
+
+
+def paper_qr(sketches: list[fipa.Sketch], deltas: list[Tensor], damping: float) -> Tensor:
+    """The paper's server: thin QR of the stacked eigenvectors, then the reduced system."""
+    V = torch.cat([s.eigenvectors for s in sketches], dim=1)
+    sigma = torch.cat([s.eigenvalues for s in sketches]) / len(sketches)
+    Q, R = torch.linalg.qr(V)
+    K = (R * sigma) @ R.T
+    b = sum(
+        (s.eigenvectors @ (s.eigenvalues * (s.eigenvectors.T @ d)) for s, d in zip(sketches, deltas, strict=True)),
+        torch.zeros(P),
+    ) / len(sketches)
+    z: Tensor = torch.linalg.solve(K + damping * torch.eye(len(K)), Q.T @ b)
+    return Q @ z
+
+
+def solves() -> Iterator[Record]:
+    """5 clients of rank 200 with eigenvalues that decay from 50."""
+    generator = torch.Generator().manual_seed(0)
+    values = 50 * torch.arange(1, RANK + 1).float() ** -1.5
+    sketches = [
+        fipa.Sketch(torch.linalg.qr(torch.randn(P, RANK, generator=generator)).Q, values, LAYOUT)
+        for _ in range(CLIENTS)
+    ]
+    deltas = [torch.randn(P, generator=generator) for _ in range(CLIENTS)]
+    updates = [fipa.ClientUpdate(d, 100, s) for d, s in zip(deltas, sketches, strict=True)]
+    theta = torch.zeros(P)
+    size = sum(s.nbytes for s in sketches)
+
+    rule = fipa.FIPA(damping=DAMPING)
+    fipa.aggregate(theta, updates, rule)
+    with PeakMemory() as memory:
+        ours, result = once(lambda: fipa.aggregate(theta, updates, rule))
+    theirs, reference = once(lambda: paper_qr(sketches, deltas, DAMPING))
+    error = float((result.theta - reference).norm() / reference.norm())
+    flops = P * RANK * RANK * CLIENTS * (CLIENTS + 1)  # upper blocks of the Gram matrix
+    detail = {
+        "seconds": ours,
+        "qr_seconds": theirs,
+        "relative_difference": error,
+        "gemm_share": flops / ours / gemm_speed(),
+    }
+    yield Record(
+        "server: solve against the paper's QR form", theirs / ours if error < 1e-4 else 0.0, 2.0, "x faster", detail
+    )
+    peak = 1 + memory.bytes / size
+    detail = {"sketch_bytes": size, "extra_bytes": memory.bytes}
+    yield Record("server: peak memory against the sketches", peak, 1.3, "x the memory", detail, at_most=True)
+    exact, _ = once(lambda: fipa.aggregate(theta, updates, fipa.FIPA(damping=0.0)))
+    yield Record(
+        "server: pseudo-inverse (no damping) against the paper's QR form",
+        theirs / exact,
+        None,
+        "x faster",
+        {"seconds": exact},
+    )
+
+
+def additive_memory() -> Iterator[Record]:
+    """The additive rule fed by a generator of clients."""
+    width = 50
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(P, 4, generator=generator) / P**0.5
+    omega = fipa.random_test_matrix(P, width, seed=1)
+    delta = torch.randn(P, generator=generator)
+    one = fipa.AdditiveStatistics(factor @ (factor.T @ omega), factor @ (factor.T @ delta), delta, 100, 1, LAYOUT)
+    del omega
+    rule = fipa.AdditiveFIPA(damping=DAMPING)
+
+    def run(clients: int) -> None:
+        # every client arrives as tensors of its own, as from a network
+        arriving = (
+            fipa.AdditiveStatistics(one.products.clone(), one.response.clone(), one.delta.clone(), 100, 1, LAYOUT)
+            for _ in range(clients)
+        )
+        total = fipa.pool(arriving)
+        fipa.aggregate(torch.zeros(P), [fipa.ClientUpdate(total.delta, total.num_examples, total)], rule)
+
+    run(2)
+    peaks, times = {}, {}
+    for clients in (10, 100, 1000):
+        with PeakMemory() as memory:
+            times[clients], _ = once(lambda clients=clients: run(clients))  # type: ignore[misc]
+        peaks[clients] = memory.bytes
+    detail = {"peak_bytes": peaks, "seconds": times, "statistics_bytes": one.products.nbytes}
+    yield Record(
+        "additive: peak memory of 1000 clients against 10",
+        peaks[1000] / peaks[10],
+        1.1,
+        "x the memory",
+        detail,
+        at_most=True,
+    )

@@ -1,0 +1,167 @@
+"""(a) How fast a sketch is, and how much curvature it captures; (b) what it adds to a client's round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+from torch.utils.flop_counter import FlopCounterMode
+
+import fipa
+from bench.common import Record, briefly_trained, capture, gemm_speed, images, local_epochs, once, seconds
+from fipa.curvature.explicit import ExplicitRows
+from fipa.curvature.sketch import build_operator
+from fipa.models import cnn, resnet20
+
+RANK = 100
+
+
+def authors_scheme(model: nn.Module, x: Tensor, rank: int, extra: int = 50, passes: int = 9) -> Tensor:
+    """Our plain re-statement of the published code: all Jacobians anew in each of q + 1 passes."""
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def jacobians(batch: Tensor) -> Tensor:
+        parts = vmap(jacrev(lambda p, one: functional_call(model, p, (one[None],))[0]), (None, 0))(params, batch)
+        return torch.cat([part.flatten(2) for part in parts.values()], dim=2)
+
+    def product(V: Tensor) -> Tensor:
+        out = torch.zeros_like(V)
+        for batch in x.split(50):
+            J = jacobians(batch)
+            p = model(batch).softmax(1)
+            JV = J @ V
+            SJV = p[:, :, None] * (JV - (p[:, :, None] * JV).sum(1, keepdim=True))
+            out += torch.einsum("ncp,ncl->pl", J, SJV)
+        return out / len(x)
+
+    with torch.no_grad():
+        V = torch.randn(
+            sum(p.numel() for p in params.values()), rank + extra, generator=torch.Generator().manual_seed(0)
+        )
+        for _ in range(passes):
+            V = torch.linalg.qr(product(V)).Q
+        _, W = torch.linalg.eigh(V.T @ product(V))
+        return V @ W.flip(1)[:, :rank]
+
+
+def curvlinops_scheme(model: nn.Module, x: Tensor, y: Tensor, rank: int, tolerance: float) -> Tensor:
+    """The same eigenvectors with public tools: curvlinops' Gauss-Newton operator under scipy's Lanczos solver."""
+    from curvlinops import GGNLinearOperator
+    from scipy.sparse.linalg import eigsh
+
+    params = [p for p in model.parameters() if p.requires_grad]
+    operator = GGNLinearOperator(model, nn.CrossEntropyLoss(), params, [(x, y)], check_deterministic=False)
+    start = np.random.default_rng(0).standard_normal(operator.shape[0]).astype(np.float32)
+    _, vectors = eigsh(operator.to_scipy(), k=rank, which="LA", tol=tolerance, v0=start)
+    return torch.from_numpy(vectors).flip(1).float()
+
+
+def top_curvature(model: nn.Module, x: Tensor, rank: int) -> float:
+    """Sum of the `rank` largest eigenvalues, exactly: a Gram matrix of all rows, built from blocks of parameters."""
+    operator, _, _ = build_operator(
+        model, x, "cross_entropy", params=None, route="rows", max_examples=None, sampled_labels=None, dtype=None,
+        device=None, memory_limit=8 * 2**30, generator=torch.Generator(),
+    )  # fmt: skip
+    assert isinstance(operator, ExplicitRows)
+    assert operator.matrix is not None
+    gram = torch.zeros(operator.rows, operator.rows, dtype=torch.float64)
+    for block in operator.matrix.split(16384, dim=1):
+        gram += block @ block.T
+    return float(torch.linalg.eigvalsh(gram)[-rank:].sum())
+
+
+def flop_share(function, time: float, speed: float) -> float:  # type: ignore[no-untyped-def]
+    """Share of the matrix-product speed: counted products and convolutions, over what the machine could do."""
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return float(counter.get_total_flops()) / time / speed
+
+
+def sketches() -> Iterator[Record]:
+    """(a): CNN-23k, 500 samples, 10 classes, rank 100."""
+    model = briefly_trained(cnn([6, 12], 32, generator=torch.Generator().manual_seed(0)))
+    x, y, source = images(500)
+    best = top_curvature(model, x, RANK)
+    speed = gemm_speed()
+
+    theirs, vectors = once(lambda: authors_scheme(model, x, RANK))
+    their_capture = capture(model, x, vectors, best)
+    public, public_vectors = once(lambda: curvlinops_scheme(model, x, y, RANK, tolerance=0.1))
+    public_capture = capture(model, x, public_vectors, best)
+    ours = {
+        "block Krylov": {"iterations": 3},
+        "one sampled label": {"sampled_labels": 1},
+    }
+    for (label, options), floor, least in zip(ours.items(), (5.0, 40.0), (0.99, 0.85), strict=True):
+
+        def run(options: dict[str, int] = options) -> fipa.Sketch:
+            return fipa.sketch(model, x, rank=RANK, **options)  # type: ignore[arg-type]
+
+        time, sketch = seconds(run)
+        captured = capture(model, x, sketch.eigenvectors, best)
+        detail = {
+            "data": source,
+            "seconds": time,
+            "capture": captured,
+            "least_capture": least,
+            "authors_seconds": theirs,
+            "authors_capture": their_capture,
+            "gemm_share": flop_share(run, time, speed),
+        }
+        yield Record(
+            f"sketch: {label} against the authors' scheme",
+            theirs / time if captured >= least else 0.0,
+            floor,
+            "x faster",
+            detail,
+        )
+        if label == "block Krylov":
+            detail = {"seconds": time, "capture": captured, "public_seconds": public, "public_capture": public_capture}
+            equal = captured >= public_capture - 0.005
+            yield Record(
+                "sketch: block Krylov against curvlinops + eigsh",
+                public / time if equal else 0.0,
+                5.0,
+                "x faster",
+                detail,
+            )
+
+
+def clients() -> Iterator[Record]:
+    """(b): sketch + 5 local epochs against the epochs alone."""
+    x, y, source = images(500)
+    speed = gemm_speed()
+    generator = torch.Generator().manual_seed(0)
+    for name, model in (
+        ("CNN-23k", cnn([6, 12], 32, generator=generator)),
+        ("ResNet-20", resnet20(generator=generator)),
+    ):
+        briefly_trained(model, epochs=2)
+        best = top_curvature(model, x, RANK)
+
+        def run(model: nn.Module = model) -> fipa.Sketch:
+            return fipa.sketch(model, x, rank=RANK, sampled_labels=1)
+
+        def epochs(model: nn.Module = model) -> None:
+            local_epochs(copy.deepcopy(model), x, y, epochs=5, seed=0)
+
+        # alternate, so that noise of the machine falls on both
+        pairs = [(once(run)[0], once(epochs)[0]) for _ in range(6 if name == "CNN-23k" else 3)][1:]
+        sketching, training = (sorted(times)[len(times) // 2] for times in zip(*pairs, strict=True))
+        detail = {
+            "data": source,
+            "sketch_seconds": sketching,
+            "epochs_seconds": training,
+            "capture": capture(model, x, run().eigenvectors, best),
+            "least_capture": 0.85,
+            "sketch_gemm_share": flop_share(run, sketching, speed),
+            "epochs_gemm_share": flop_share(epochs, training, speed),
+        }
+        ratio = 1 + sketching / training if detail["capture"] >= 0.85 else float("inf")
+        yield Record(
+            f"client: sketch + 5 epochs against the epochs, {name}", ratio, 1.6, "x the time", detail, at_most=True
+        )
