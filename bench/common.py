@@ -143,7 +143,7 @@ def briefly_trained(model: nn.Module, epochs: int = 5, seed: int = 1) -> nn.Modu
 
 def capture(model: nn.Module, x: Tensor, vectors: Tensor, best: float) -> float:
     """Share of the exact top-r curvature in a subspace: Tr(U^T H U) / sum of the top r eigenvalues."""
-    from fipa.curvature.sketch import build_operator
+    from fipa.curvature.routes import build_operator
 
     operator, _, _ = build_operator(
         model, x, "cross_entropy", params=None, route="rows", max_examples=None, sampled_labels=None, dtype=None,

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fipa
 from bench.common import Record, briefly_trained, capture, gemm_speed, images, local_epochs, once, seconds
 from fipa.curvature.explicit import ExplicitRows
-from fipa.curvature.sketch import build_operator
+from fipa.curvature.routes import build_operator
 from fipa.models import cnn, resnet20
 
 RANK = 100

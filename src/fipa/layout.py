@@ -61,11 +61,12 @@ class Layout:
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of the pieces of a vector (or of the rows of a matrix, along its last axis)."""
-        if vector.shape[-1] != self.numel:
-            raise LayoutError(f"a vector of length {vector.shape[-1]} cannot fill {self.numel} parameters")
+        if vector.dim() == 0 or vector.shape[-1] != self.numel:
+            length = vector.shape[-1] if vector.dim() else "0-d"
+            raise LayoutError(f"a vector of length {length} cannot fill {self.numel} parameters")
         pieces = torch.split(vector, list(self.sizes), dim=-1)
         return {
-            name: piece.reshape(*vector.shape[:-1], *shape)
+            name: piece.reshape((*vector.shape[:-1], *shape))
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 
@@ -116,6 +117,8 @@ def parameters_of(model: nn.Module, params: ParamSelection = None) -> dict[str, 
             raise LayoutError("no parameter requires a gradient: name the ones to use with params=...")
     else:
         patterns = [params] if isinstance(params, str) else list(params)
+        if not patterns:
+            raise LayoutError("params is empty: give names or patterns, or None for all that require a gradient")
         chosen = [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
         idle = [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in named)]
         if idle or not chosen:

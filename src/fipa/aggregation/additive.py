@@ -44,8 +44,12 @@ class AdditiveFIPA:
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         statistics = cohort.require(AdditiveStatistics, "AdditiveFIPA")
-        for client, one, count in zip(cohort.clients, statistics, cohort.num_examples, strict=True):
+        for client, one, count, delta in zip(
+            cohort.clients, statistics, cohort.num_examples, cohort.deltas, strict=True
+        ):
             problem = statistics[0].mismatch(one)
+            if not torch.equal(one.delta, delta):
+                problem = "sent statistics of another update than the one it sent: compute them with the same delta"
             if one.num_examples != count:
                 problem = f"reports {count} examples, but its statistics {one.num_examples}"
             if problem:
@@ -75,6 +79,7 @@ def nystrom(total: AdditiveStatistics) -> tuple[Tensor, Tensor]:
     r"""Eigenvalues (descending) and eigenvectors (p x L) of $Y (\Omega^\top Y)^\dagger Y^\top$."""
     Y = total.products
     omega = random_test_matrix(len(Y), total.width, total.seed, Y.dtype).to(Y.device)
+    Y, omega = Y[:, : len(Y)], omega[:, : len(Y)]  # more columns than parameters add nothing
     # An orthonormal basis of the same span: the approximation is the same, the small system well scaled.
     omega, R = torch.linalg.qr(omega)
     Y = torch.linalg.solve_triangular(R, Y, upper=True, left=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
 
+from fipa.aggregation.checks import check_curvature
 from fipa.aggregation.update import ClientUpdate, Curvature
 from fipa.curvature.additive import AdditiveStatistics
 from fipa.curvature.covariance import InputCovariance
@@ -61,22 +63,26 @@ def gather(
     theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate]
 ) -> tuple[Cohort, Tensor, Layout | None]:
     """Check a round's input; return its clients, the flat parameters they update, and those parameters' layout."""
+    if isinstance(updates, ClientUpdate):
+        raise UpdateError("updates is one ClientUpdate: pass a list of them, [update]")
     ordered, clients = _in_order(list(updates))
+    _check_types(theta, clients, ordered)
     layout = _layout(theta, ordered)
     flat_theta = _flatten_theta(theta, layout)
     deltas, curvatures = [], []
     for client, update in zip(clients, ordered, strict=True):
         n = update.num_examples
-        if isinstance(n, bool) or not isinstance(n, int) or n <= 0:
+        if isinstance(n, bool) or not isinstance(n, SupportsIndex) or n <= 0:
             raise UpdateError(
                 f"{client} reports num_examples={n!r}: it must be a positive integer; leave out clients without data"
             )
         deltas.append(_flatten_delta(client, update.delta, layout, flat_theta))
         if update.sketch is not None:
-            _check_curvature(client, update.sketch, layout, flat_theta)
+            check_curvature(client, update.sketch, layout, flat_theta)
         curvatures.append(update.sketch)
-    counts = tuple(update.num_examples for update in ordered)
-    weights = tuple(n / sum(counts) for n in counts)
+    counts = tuple(int(update.num_examples) for update in ordered)
+    total = sum(counts)
+    weights = tuple(n / total for n in counts)
     return Cohort(clients, weights, tuple(deltas), tuple(curvatures), counts), flat_theta, layout
 
 
@@ -95,22 +101,51 @@ def _in_order(updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], tupl
         raise UpdateError(
             f"update #{ids.index(None)} has no client_id while others have: give all of them one, or none"
         )
-    twice = sorted({str(i) for i in ids if ids.count(i) > 1})
+    twice = [i for i, count in Counter(ids).items() if count > 1]
     if twice:
         raise UpdateError(f"client id {twice[0]} occurs more than once: a client may send one update per round")
     ordered = sorted(updates, key=lambda u: (isinstance(u.client_id, str), u.client_id))
-    return ordered, tuple(f"client {u.client_id}" for u in ordered)
+    return ordered, tuple(f"client {u.client_id!r}" for u in ordered)
 
 
 def _layout(theta: Tensor | Mapping[str, Tensor], updates: Sequence[ClientUpdate]) -> Layout | None:
-    """Taken from the first curvature, else from the first named update, else from the parameters themselves."""
-    for update in updates:
-        if update.sketch is not None:
-            return update.sketch.layout
-    for update in updates:
-        if isinstance(update.delta, Mapping):
-            return Layout.of(update.delta)
+    """Of the first curvature, else of the first named update, that fits theta; else of the parameters themselves.
+
+    One that does not fit is not taken, so that it is this client, and not theta or the others, that gets the blame.
+    """
+    sent = [u.sketch.layout for u in updates if u.sketch is not None]
+    sent = sent or [Layout.of(u.delta) for u in updates if isinstance(u.delta, Mapping)]
+    if sent:
+        return next((layout for layout in sent if _fits(layout, theta)), sent[0])
     return Layout.of(theta) if isinstance(theta, Mapping) else None
+
+
+def _fits(layout: Layout, theta: Tensor | Mapping[str, Tensor]) -> bool:
+    if isinstance(theta, Mapping):
+        pairs = zip(layout.names, layout.shapes, strict=True)
+        return all(name in theta and tuple(theta[name].shape) == shape for name, shape in pairs)
+    return theta.numel() == layout.numel
+
+
+def _check_types(theta: Tensor | Mapping[str, Tensor], clients: Sequence[str], updates: Sequence[ClientUpdate]) -> None:
+    problem = _not_tensors(theta)
+    if problem:
+        raise LayoutError(f"theta {problem}: pass a tensor, or tensors by name")
+    for client, update in zip(clients, updates, strict=True):
+        problem = _not_tensors(update.delta)
+        if problem:
+            raise UpdateError(f"{client}: its update {problem}: send a tensor, or tensors by name")
+        if update.sketch is not None and not isinstance(update.sketch, tuple(_MAKERS)):
+            raise UpdateError(
+                f"{client} sent a {type(update.sketch).__name__} as its sketch: use {', '.join(_MAKERS.values())}"
+            )
+
+
+def _not_tensors(thing: object) -> str | None:
+    if isinstance(thing, Mapping):
+        odd = {name: t for name, t in thing.items() if not isinstance(t, Tensor)}
+        return next((f"has a {type(t).__name__} as {name!r}" for name, t in odd.items()), None)
+    return None if isinstance(thing, Tensor) else f"is a {type(thing).__name__}"
 
 
 def _flatten_theta(theta: Tensor | Mapping[str, Tensor], layout: Layout | None) -> Tensor:
@@ -119,7 +154,14 @@ def _flatten_theta(theta: Tensor | Mapping[str, Tensor], layout: Layout | None) 
         missing = [name for name in layout.names if name not in theta]
         if missing:
             raise LayoutError(f"theta has no parameter {missing[0]!r}, which the clients updated")
-        flat = layout.flatten({name: theta[name] for name in layout.names})
+        chosen = {name: theta[name] for name in layout.names}
+        kinds = {(t.dtype, t.device): name for name, t in chosen.items()}
+        if len(kinds) > 1:
+            raise LayoutError(f"theta mixes dtypes or devices: {kinds}; train and send those of one kind only")
+        try:
+            flat = layout.flatten(chosen)
+        except LayoutError as error:
+            raise LayoutError(f"theta does not fit what the clients updated: {error}") from error
     else:
         flat = theta.detach().reshape(-1)
         if layout is not None and flat.numel() != layout.numel:
@@ -155,47 +197,6 @@ def _flatten_delta(client: str, delta: Tensor | Mapping[str, Tensor], layout: La
             f"{client} sent NaN or infinity in its update{where}: leave this client out, or lower its learning rate"
         )
     return flat
-
-
-def _check_curvature(client: str, curvature: Curvature, layout: Layout | None, theta: Tensor) -> None:
-    if curvature.layout != layout:
-        assert layout is not None
-        odd = sorted(set(curvature.layout.names) ^ set(layout.names))
-        detail = f"differs in {odd[0]!r}" if odd else "has other shapes or another order"
-        raise UpdateError(f"{client} sent a sketch of other parameters than the other clients: it {detail}")
-    tensors = _tensors(curvature)
-    if isinstance(curvature, Sketch):
-        p, r = layout.numel if layout else theta.numel(), curvature.eigenvalues.numel()
-        if curvature.eigenvectors.shape != (p, r) or curvature.eigenvalues.dim() != 1:
-            raise UpdateError(
-                f"{client} sent eigenvectors of shape {tuple(curvature.eigenvectors.shape)} with {r} eigenvalues, "
-                f"expected ({p}, {r})"
-            )
-        if bool((curvature.eigenvalues < 0).any()):
-            raise UpdateError(
-                f"{client} sent the negative eigenvalue {float(curvature.eigenvalues.min()):.3g}: a Gauss-Newton "
-                "matrix has none; use fipa.sketch, or clamp rounding errors with eigenvalues.clamp(min=0)"
-            )
-    if isinstance(curvature, DiagonalCurvature) and bool((curvature.values < 0).any()):
-        raise UpdateError(f"{client} sent a negative diagonal curvature: a Fisher diagonal has none")
-    for name, tensor in tensors.items():
-        if tensor.dtype != theta.dtype or tensor.device != theta.device:
-            raise UpdateError(
-                f"{client} sent {name} of {tensor.dtype} on {tensor.device}, theta is {theta.dtype} on {theta.device}: "
-                "convert the sketch with .to(...)"
-            )
-        if not bool(tensor.sum().isfinite()):  # one pass and no copy: NaN and infinity survive a sum
-            raise UpdateError(f"{client} sent NaN or infinity in its {name}: leave this client out")
-
-
-def _tensors(curvature: Curvature) -> dict[str, Tensor]:
-    if isinstance(curvature, Sketch):
-        return {"eigenvectors": curvature.eigenvectors, "eigenvalues": curvature.eigenvalues}
-    if isinstance(curvature, DiagonalCurvature):
-        return {"diagonal": curvature.values}
-    if isinstance(curvature, AdditiveStatistics):
-        return {"products": curvature.products, "response": curvature.response}
-    return {f"covariance of {name}": matrix for name, (_, matrix) in curvature.layers.items()}
 
 
 def _first_bad(flat: Tensor, layout: Layout | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
+from fipa.aggregation.fipa import check_positive
 from fipa.aggregation.rule import Step
 
 
@@ -16,6 +17,9 @@ class FedAvg:
     r"""$d = \gamma \sum_m w_m \Delta\theta_m$ (paper Eq. `eq:fedavg_aggregation`, with a server step $\gamma$)."""
 
     step: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, step=self.step)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         mean = cohort.mean_delta

@@ -36,7 +36,10 @@ def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float) -> tupl
     if damping:
         shifted = eigenvalues + damping
         rank = float((eigenvalues / shifted).sum())
-        return 1 / shifted, rank, float(shifted[0] / shifted[-1])
+        # Noise of the QR path (of a Gram matrix it is larger, but so is the damping there): no curvature at all.
+        noise = (len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps) ** 2
+        inverse = torch.where(eigenvalues > noise * eigenvalues[0], 1 / shifted, 0)
+        return inverse, rank, float(shifted[0] / shifted[-1])
     kept = eigenvalues > cutoff * eigenvalues[0]
     inverse = torch.where(kept, 1 / eigenvalues.where(kept, 1), 0)
     return inverse, float(kept.sum()), float(eigenvalues[0] / eigenvalues[kept][-1])
@@ -68,13 +71,15 @@ class FIPA:
     @classmethod
     def as_in_authors_code(cls, damping: float, step: float) -> FIPA:
         r"""The published code's $\gamma \beta (\hat H + \beta I)^{-1} b$: the paper's rule with step $\gamma \beta$."""
+        if damping == 0:
+            raise FipaError("as_in_authors_code(damping=0): the step is multiplied by the damping, and would be zero")
         return cls(damping, step * damping)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         stack = Stack(cohort.require(Sketch, "FIPA"), cohort.weights)
         solve = ReducedSolve(stack, self.damping, self.cutoff)
         y = stack.times_each(cohort.deltas)
-        d = solve.least_squares(torch.cat(y))
+        d = stack.transposed(solve(torch.cat(y)))
         # d_m = A^T F y_m, with F the filtered inverse, so <d_m, d> = <y_m, F A d>
         pull = solve(stack.times(d)).split(stack.ranks)
         projections = [float(a @ b) for a, b in zip(y, pull, strict=True)]
@@ -106,7 +111,7 @@ class CompletedFIPA:
         solve = ReducedSolve(stack, self.damping, self.cutoff)
         y = stack.times_each(cohort.deltas)
         mean = cohort.mean_delta
-        d = mean + solve.least_squares(torch.cat(y) - stack.times(mean))
+        d = mean + stack.transposed(solve(torch.cat(y) - stack.times(mean)))
         # d_m = w_m D_m + A^T F (y_m - w_m A D_m), so <d_m, d> = w_m <D_m, d - A^T F A d> + <y_m, F A d>
         pull = solve(stack.times(d))
         free = d - stack.transposed(pull)
@@ -121,8 +126,6 @@ class ReducedSolve:
     r"""The filtered inverse $F$ of $A A^\top$: $(A A^\top + \beta I)^{-1}$, or the pseudo-inverse for $\beta = 0$."""
 
     def __init__(self, stack: Stack, damping: float, cutoff: float) -> None:
-        self.stack = stack
-        self.damping = damping
         bound = stack.largest_possible
         values, self.vectors = stack.spectrum(resolution=damping / bound if bound else 1.0)
         self.inverse, self.effective_rank, self.condition_number = filtered_inverse(values, damping, cutoff)
@@ -130,11 +133,3 @@ class ReducedSolve:
     def __call__(self, v: Tensor) -> Tensor:
         """$F v$ (R)."""
         return self.vectors @ (self.inverse * (self.vectors.T @ v))
-
-    def least_squares(self, v: Tensor) -> Tensor:
-        r"""$A^\top F v$ (p)."""
-        d = self.stack.transposed(self(v))
-        if not self.damping:
-            # Semi-normal equations square the condition number; one step of refinement takes that back.
-            d += self.stack.transposed(self(v - self.stack.times(d)))
-        return d

@@ -47,6 +47,10 @@ class FOOF:
         parts = [w * delta for w, delta in zip(cohort.weights, cohort.deltas, strict=True)]
         rank, condition = 0.0, 1.0
         slices = layout.slices
+        for client, c in zip(cohort.clients, covariances, strict=True):
+            odd = set(c.layers) ^ set(covariances[0].layers)
+            if odd:
+                raise UpdateError(f"{client} and {cohort.clients[0]} differ in the covariance of {min(odd)!r}")
         for weight_name, (bias_name, first) in covariances[0].layers.items():
             for client, c in zip(cohort.clients, covariances, strict=True):
                 if weight_name not in c.layers or c.layers[weight_name][1].shape != first.shape:
@@ -58,9 +62,11 @@ class FOOF:
             assert isinstance(mean, Tensor)
             where = [slices[weight_name]] + ([slices[bias_name]] if bias_name else [])
             rows = layout.shapes[layout.names.index(weight_name)][0]
-            beta = self.damping * max(float(mean.diagonal().mean()), torch.finfo(mean.dtype).tiny)
+            beta = self.damping * float(mean.diagonal().mean()) or 1.0  # no input at all: plain averaging
             eye = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
-            factor = torch.linalg.cholesky(mean + beta * eye)
+            factor, failed = torch.linalg.cholesky_ex(mean + beta * eye)
+            if failed:
+                raise FipaError(f"the covariance of {weight_name!r} is singular in {mean.dtype}: raise FOOF's damping")
             inverse = torch.cholesky_inverse(factor)
             total = torch.zeros(rows, len(mean), dtype=d.dtype, device=d.device)
             for w, C, delta, part in zip(cohort.weights, matrices, cohort.deltas, parts, strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort, gather
 from fipa.aggregation.update import ClientUpdate
-from fipa.errors import LayoutError, UpdateError
+from fipa.errors import FipaError, LayoutError, UpdateError
 from fipa.layout import Layout
 
 Theta = TypeVar("Theta", Tensor, dict[str, Tensor])
@@ -26,7 +26,7 @@ class Diagnostics:
         Directions that the curvature decides: eigenvalues above the cut-off without damping,
         $\sum_i \lambda_i / (\lambda_i + \beta)$ with it; p for FedAvg.
     condition_number
-        Of the matrix that was solved with, on the directions kept.
+        Of the matrix that was solved with, on the directions kept (`FOOF`: in the 1-norm, of the worst layer).
     step_length
         $|\theta' - \theta|$.
     cosine_with_fedavg
@@ -107,6 +107,9 @@ def aggregate(
     >>> aggregate(torch.zeros(3), updates, FedAvg()).theta
     tensor([0.2500, 0.2500, 0.2500])
     """
+    if isinstance(rule, type) or not callable(rule):
+        name = getattr(rule, "__name__", "FIPA")
+        raise FipaError(f"rule={rule!r} is not a rule: make one, as rule=fipa.{name}()")
     cohort, flat, layout = gather(theta, updates)
     step = rule(cohort, state or {})
     if not bool(step.change.isfinite().all()):

@@ -16,7 +16,7 @@ from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import check_positive
 from fipa.aggregation.rule import Rule, Step
-from fipa.errors import LayoutError
+from fipa.errors import FipaError, LayoutError
 
 State = dict[str, Tensor]
 
@@ -31,6 +31,7 @@ class FedAvgM:
 
     def __post_init__(self) -> None:
         check_positive(self, momentum=self.momentum, lr=self.lr)
+        _check_below_one(self, momentum=self.momentum)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         own, inner = _split(state)
@@ -54,6 +55,9 @@ class _Adaptive(ABC):
 
     def __post_init__(self) -> None:
         check_positive(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        _check_below_one(self, beta1=self.beta1, beta2=self.beta2)
+        if self.tau == 0:
+            raise FipaError(f"{type(self).__name__}(tau=0): a parameter that never moved would be 0 / 0")
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:
         own, inner = _split(state)
@@ -93,6 +97,12 @@ class FedAdagrad(_Adaptive):
         return v + square
 
 
+def _check_below_one(rule: object, **values: float) -> None:
+    for name, value in values.items():
+        if value >= 1:
+            raise FipaError(f"{type(rule).__name__}({name}={value}): must be below 1, or the past never fades")
+
+
 def _split(state: Mapping[str, Tensor]) -> tuple[State, State]:
     """A wrapper's own buffers, and those of the rule inside it."""
     inner = {key.removeprefix("inner."): t for key, t in state.items() if key.startswith("inner.")}
@@ -111,5 +121,10 @@ def _buffer(own: State, name: str, like: Tensor, start: float) -> Tensor:
         raise LayoutError(
             f"the server state {name!r} has {buffer.numel()} elements, the update {like.numel()}: "
             "start with state=None when the trained parameters change"
+        )
+    if buffer.dtype != like.dtype or buffer.device != like.device:
+        raise LayoutError(
+            f"the server state {name!r} is {buffer.dtype} on {buffer.device}, the update {like.dtype} on "
+            f"{like.device}: convert it with .to(...)"
         )
     return buffer

@@ -47,7 +47,7 @@ class Stack:
 
     def transposed(self, z: Tensor) -> Tensor:
         r"""$A^\top z$ (p), in the sketches' dtype."""
-        total = torch.zeros_like(self.vectors[0][:, :1]).squeeze(1)
+        total = self.vectors[0].new_zeros(len(self.vectors[0]))
         for U, scale, part in zip(self.vectors, self.scales, z.split(self.ranks), strict=True):
             total.addmv_(U, (scale * part).to(U.dtype))
         return total
@@ -63,7 +63,9 @@ class Stack:
             values, vectors = torch.linalg.eigh(gram)
             return values.flip(0).clamp(min=0), vectors.flip(1)
         _, singular, right = torch.linalg.svd(self._triangular_factor())
-        return singular.square(), right.T
+        values = singular.new_zeros(len(right))  # more rows than parameters: the rest of the eigenvalues are zero
+        values[: len(singular)] = singular.square()
+        return values, right.T
 
     def _gram(self, dtype: torch.dtype) -> Tensor:
         """Upper blocks only, client by client: the rest follows by symmetry."""

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fipa.curvature.modes import evaluation_mode
-from fipa.curvature.sketch import MEMORY_LIMIT, Route, build_operator
+from fipa.curvature.operator import check_finite
+from fipa.curvature.routes import MEMORY_LIMIT, Route, build_operator
 from fipa.curvature.terms import LossName
-from fipa.errors import LayoutError, UpdateError
+from fipa.errors import LayoutError, SketchError, UpdateError
 from fipa.layout import Layout, ParamSelection
 
 
@@ -150,6 +151,8 @@ def additive_statistics(
     >>> one.products.shape, one.num_examples
     (torch.Size([15, 6]), 50)
     """
+    if width < 1 or num_examples < 1:
+        raise SketchError(f"width and num_examples must be at least 1, got width {width}, num_examples {num_examples}")
     with evaluation_mode(model):
         operator, layout, _ = build_operator(
             model,
@@ -172,4 +175,5 @@ def additive_statistics(
             )
         omega = random_test_matrix(layout.numel, width, seed, operator.like.dtype).to(operator.like.device)
         products = operator.product(torch.cat([omega, flat[:, None]], dim=1))
+    check_finite(products)
     return AdditiveStatistics(products[:, :-1], products[:, -1], flat, num_examples, seed, layout)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from fipa.curvature.modes import evaluation_mode
+from fipa.curvature.operator import check_finite
 from fipa.curvature.terms import terms_of
 from fipa.errors import SketchError
 from fipa.layout import Layout, ParamSelection, parameters_of
@@ -88,6 +89,8 @@ def input_covariance(
     unused = [name for name in layers if not counts[name]]
     if unused:
         raise SketchError(f"the layers of {unused} took no part in the forward pass: leave them out with params=...")
+    for total in sums.values():
+        check_finite(total)
     covariances = {name: (layers[name], sums[name] / counts[name]) for name in layers}
     return InputCovariance(covariances, Layout.of(values), sum(term.examples for term in terms))
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fipa.curvature.explicit import ExplicitRows
+from fipa.curvature.explicit import _BLOCK_BYTES, ExplicitRows
 from fipa.curvature.modes import evaluation_mode
-from fipa.curvature.sketch import build_operator
+from fipa.curvature.operator import check_finite
+from fipa.curvature.routes import build_operator
 from fipa.curvature.terms import LossName
 from fipa.layout import Layout, ParamSelection
 
@@ -52,11 +53,12 @@ def diagonal_fisher(
             sampled_labels=sampled_labels,
             dtype=dtype,
             device=device,
-            memory_limit=0,  # rows are used once: never hold them all
+            memory_limit=_BLOCK_BYTES,  # rows are used once: never hold more than a block
             generator=torch.Generator().manual_seed(seed),
         )
         assert isinstance(operator, ExplicitRows)
         values = operator.like.new_zeros(operator.parameters)
         for _, block in operator.blocks():
             values += block.square().sum(0)
+    check_finite(values)
     return DiagonalCurvature(values, layout, num_examples)

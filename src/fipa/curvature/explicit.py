@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
+from fipa.curvature.data import Inputs
 from fipa.curvature.operator import CurvatureOperator
-from fipa.curvature.terms import Inputs, Params, Term
+from fipa.curvature.terms import Params, Term
 from fipa.layout import Layout
 
 _BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
@@ -25,6 +26,7 @@ class ExplicitRows(CurvatureOperator):
         self.like = next(iter(params.values()))
         self.parameters = self.layout.numel
         self.rows = sum(term.examples * term.rows_per_example for term in terms)
+        self._block_bytes = min(_BLOCK_BYTES, memory_limit)
         self.matrix = self._collect() if self.bytes_needed(terms, params) <= memory_limit else None
 
     @staticmethod
@@ -41,7 +43,7 @@ class ExplicitRows(CurvatureOperator):
             return
         start = 0
         for pieces in self._pieces():
-            block = torch.cat([piece.flatten(1) for piece in pieces], dim=1)
+            block = torch.cat([piece.reshape(len(piece), -1) for piece in pieces], dim=1)
             yield start, block
             start += len(block)
 
@@ -64,7 +66,7 @@ class ExplicitRows(CurvatureOperator):
         for pieces in self._pieces():
             stop = start + len(pieces[0])
             for piece, where in zip(pieces, columns, strict=True):
-                A[start:stop, where] = piece.flatten(1)
+                A[start:stop, where] = piece.reshape(len(piece), -1)
             start = stop
         return A
 
@@ -72,7 +74,7 @@ class ExplicitRows(CurvatureOperator):
         """Rows in blocks, still apart by parameter: one (rows, *shape) tensor each."""
         row_bytes = self.parameters * self.like.element_size()
         for term in self.terms:
-            step = max(1, _BLOCK_BYTES // (row_bytes * term.rows_per_example))
+            step = max(1, self._block_bytes // (row_bytes * term.rows_per_example))
             for i in range(0, term.examples, step):
                 yield self._rows(term, *term.part(i, min(i + step, term.examples)))
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from fipa.curvature.data import Inputs
 from fipa.curvature.operator import CurvatureOperator
-from fipa.curvature.terms import Inputs, Params, Term
+from fipa.curvature.terms import Params, Term
 from fipa.errors import SketchError
 
 _FORWARD_BATCH = 128
@@ -45,23 +46,15 @@ class LinearHead(CurvatureOperator):
         self.bias = head.bias is not None
         self.classes, self.width = head.weight.shape
         self.parameters = sum(t.numel() for t in params.values())
-        self.rows = sum(term.examples * term.rows_per_example for term in terms)
         self._memory_limit = memory_limit
         self._terms = terms
         self._features_and_outputs = [_run_backbone(head, term, params) for term in terms]
-
-    @staticmethod
-    def applies(model: nn.Module, terms: list[Term], params: Params) -> bool:
-        """Whether the varying parameters are those of a linear layer that makes the model's output."""
-        head = find_head(model, list(params))
-        if head is None:
-            return False
-        try:
-            for term in terms:
-                _catch(head, term, params, term.part(0, 1)[0])
-        except SketchError:
-            return False
-        return True
+        first = [
+            term.factor(z[:1], term.part(0, 1)[1])
+            for term, (_, z) in zip(terms, self._features_and_outputs, strict=True)
+        ]
+        self._rows_per_example = [factor.shape[2] for factor in first]
+        self.rows = sum(term.examples * k for term, k in zip(terms, self._rows_per_example, strict=True))
 
     def forward(self, V: Tensor) -> Tensor:  # noqa: D102
         weight = V[: self.classes * self.width].reshape(self.classes, self.width, -1).movedim(1, 0).flatten(1)
@@ -97,8 +90,9 @@ class LinearHead(CurvatureOperator):
 
     def _blocks(self, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Features (n, d) and factors (n, C, k) of as many examples at a time as memory allows."""
-        for term, (features, outputs) in zip(self._terms, self._features_and_outputs, strict=True):
-            per_example = self.classes * (2 * columns + 3 * term.rows_per_example) * self.like.element_size()
+        parts = zip(self._terms, self._rows_per_example, self._features_and_outputs, strict=True)
+        for term, rows, (features, outputs) in parts:
+            per_example = self.classes * (2 * columns + 3 * rows) * self.like.element_size()
             step = max(1, self._memory_limit // (4 * per_example))
             for i in range(0, term.examples, step):
                 stop = min(i + step, term.examples)
@@ -116,17 +110,36 @@ def _run_backbone(head: nn.Linear, term: Term, params: Params) -> tuple[Tensor, 
 
 
 def _catch(head: nn.Linear, term: Term, params: Params, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Evaluate the outputs and take what passed through the head on the way."""
+    """Evaluate the outputs and take what passed through the head on the way.
+
+    The head's output is swapped for a marker. Equal values would prove little (a head of zeros, then scaled); a marker
+    that comes out untouched proves that nothing follows the head.
+    """
     passed: list[tuple[Tensor, Tensor]] = []
-    handle = head.register_forward_hook(lambda _, args, out: passed.append((args[0], out)))
+
+    def swap(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        passed.append((args[0], out))
+        return _marker(out.numel(), out).reshape(out.shape)
+
+    handle = head.register_forward_hook(swap)
     try:
-        with torch.no_grad():
-            z = term.outputs(params, inputs)
+        with torch.enable_grad():  # nothing but the head varies: features that need a gradient depend on it
+            z = term.outputs({name: t.detach().requires_grad_() for name, t in params.items()}, inputs).detach()
     finally:
         handle.remove()
-    if len(passed) != 1 or passed[0][0].dim() != 2 or not torch.equal(passed[0][1].reshape(z.shape), z):
+    if not torch.equal(z.flatten(), _marker(z.numel(), z)) or len(passed) != 1 or passed[0][0].dim() != 2:
         raise SketchError(
             "the selected linear layer is not the model's last step (its output is not the model's output): "
             'use route="rows" or "matrix_free"'
         )
-    return passed[0][0], z
+    features, outputs = passed[0]
+    if features.requires_grad:
+        raise SketchError(
+            "the inputs of the selected linear layer depend on its own parameters (tied in the forward pass): "
+            'use route="rows" or "matrix_free"'
+        )
+    return features, outputs.detach()
+
+
+def _marker(length: int, like: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, length, dtype=like.dtype, device=like.device)

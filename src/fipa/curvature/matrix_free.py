@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fipa.curvature.operator import CurvatureOperator
 from fipa.curvature.terms import Params, Term
@@ -60,7 +63,7 @@ class MatrixFree(CurvatureOperator):
                     weights = Z[first:last, a : a + vectors].unflatten(0, (stop - start, -1))
                     (pulled,) = vmap(pull)(torch.einsum("nck,nkl->lnc", factor, weights))
                     for name, where in self.layout.slices.items():
-                        out[a : a + vectors, where] += pulled[name].flatten(1)
+                        out[a : a + vectors, where] += pulled[name].reshape(len(pulled[name]), -1)
         return out.T
 
     def trace(self, generator: torch.Generator) -> float:  # noqa: D102
@@ -82,16 +85,20 @@ class MatrixFree(CurvatureOperator):
 
 
 def _activation_bytes(term: Term, params: Params) -> int:
-    """What autodiff keeps for one example, measured on the first one."""
+    """What a forward pass makes for one example, measured on the first one: about what autodiff keeps."""
+    inputs, _ = term.part(0, 1)
+    with torch.no_grad(), _BytesMade() as made:
+        term.outputs(params, inputs)
+    return max(made.total, 1)
+
+
+class _BytesMade(TorchDispatchMode):
+    """Adds up what operations return, views apart; unlike saved-tensor hooks it sees into `torch.func` transforms."""
+
     total = 0
 
-    def pack(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += tensor.numel() * tensor.element_size()
-        return tensor
-
-    inputs, _ = term.part(0, 1)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        z = term.outputs({name: t.detach().requires_grad_() for name, t in params.items()}, inputs)
-    total -= sum(t.numel() * t.element_size() for t in params.values())  # saved, but shared by all examples
-    return max(total, z.numel() * z.element_size(), 1)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.total += sum(t.numel() * t.element_size() for t in tree_leaves(out) if isinstance(t, Tensor))
+        return out

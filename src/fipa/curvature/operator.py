@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from fipa.errors import SketchError
+
 
 class CurvatureOperator(ABC):
     r"""$H = A^\top A$, known through products with $A$ (rows x p) and its transpose; H itself is never formed.
@@ -37,3 +39,12 @@ class CurvatureOperator(ABC):
     def random(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """A Gaussian matrix at this operator's dtype and device, the same on every device for one seed."""
         return torch.randn(rows, columns, generator=generator, dtype=self.like.dtype).to(self.like.device)
+
+
+def check_finite(result: Tensor) -> None:
+    """Raise a `SketchError` if a curvature, or a product with it, holds NaN or infinity."""
+    if not bool(result.isfinite().all()):
+        raise SketchError(
+            "the curvature is not finite: look for NaN or infinity in the parameters and in the data, "
+            "or for outputs that overflow (dtype=torch.float64 helps there)"
+        )

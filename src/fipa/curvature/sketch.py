@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fipa.curvature.explicit import ExplicitRows
-from fipa.curvature.linear_head import LinearHead
-from fipa.curvature.matrix_free import MatrixFree
 from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import CurvatureOperator
-from fipa.curvature.rank import Rank
+from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
+from fipa.curvature.routes import MEMORY_LIMIT, Route, build_operator
 from fipa.curvature.solvers import block_krylov, exact, subspace_iteration
-from fipa.curvature.terms import LossName, terms_of
+from fipa.curvature.terms import LossName
 from fipa.errors import RankWarning, SketchError
-from fipa.layout import Layout, ParamSelection, parameters_of
+from fipa.layout import Layout, ParamSelection
 
-Route = Literal["auto", "rows", "matrix_free", "linear_head"]
 Solver = Literal["auto", "exact", "subspace", "krylov"]
 
-MEMORY_LIMIT = 2 * 2**30  # bytes; a constant, so that the route, and with it the last bits, do not vary by machine
 _FORMAT = "fipa-sketch-1"
 _EXACT_BY_DEFAULT = 1024  # side of the Gram matrix up to which the exact solver is also the fastest
 
@@ -65,7 +63,8 @@ class Sketch:
     @property
     def residual(self) -> float:
         """Share of the trace that the kept eigenpairs leave out, between 0 and 1."""
-        return max(0.0, 1.0 - float(self.eigenvalues.sum()) / self.trace) if self.trace else 0.0
+        left = 1.0 - float(self.eigenvalues.sum()) / self.trace if self.trace else 0.0
+        return left if math.isnan(left) else max(0.0, left)
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +73,8 @@ class Sketch:
 
     def truncate(self, rank: int) -> Sketch:
         """The same sketch with only its leading `rank` eigenpairs."""
+        if rank < 0:
+            raise SketchError(f"rank must not be negative, got {rank}")
         return replace(self, eigenvectors=self.eigenvectors[:, :rank], eigenvalues=self.eigenvalues[:rank])
 
     def to(self, *args: Any, **kwargs: Any) -> Sketch:
@@ -102,9 +103,11 @@ class Sketch:
                 if metadata.get("format") != _FORMAT:
                     raise SketchError(f"{path} is not a sketch of format {_FORMAT}: {metadata.get('format')!r}")
                 tensors = {name: file.get_tensor(name) for name in ("eigenvectors", "eigenvalues")}
+            return cls(**tensors, layout=Layout.from_json(metadata["layout"]), **json.loads(metadata["about"]))
         except SafetensorError as error:
             raise SketchError(f"{path} is not a readable safetensors file: {error}") from error
-        return cls(**tensors, layout=Layout.from_json(metadata["layout"]), **json.loads(metadata["about"]))
+        except KeyError as error:
+            raise SketchError(f"{path} lacks {error}") from error
 
 
 def sketch(
@@ -149,8 +152,8 @@ def sketch(
     solver
         `"exact"`, the paper's `"subspace"` iteration, or block `"krylov"`. `"auto"`: exact if small, else krylov.
     oversampling, iterations
-        s and q of the paper for `"subspace"` (10 and 4 by default). For `"krylov"`: extra columns, and blocks
-        beyond the first (10 and 3).
+        s and q of the paper for `"subspace"`; for `"krylov"` extra columns, and blocks beyond the first. 10 and 4 by
+        default.
     max_examples
         Sub-sample the examples, without replacement.
     sampled_labels
@@ -170,6 +173,17 @@ def sketch(
     >>> fisher.eigenvectors.shape, fisher.layout.names
     (torch.Size([15, 5]), ('weight', 'bias'))
     """
+    if isinstance(rank, SupportsIndex):
+        rank = index(rank)
+    elif not isinstance(rank, RelativeThreshold | TraceShare | None):
+        raise SketchError(f"rank takes an integer, None, a RelativeThreshold or a TraceShare, got {rank!r}")
+    options = {
+        "oversampling": 10 if oversampling is None else oversampling,
+        "iterations": 4 if iterations is None else iterations,
+    }
+    for name, value in options.items():
+        if value < 0:
+            raise SketchError(f"{name} must not be negative, got {value}")
     generator = torch.Generator().manual_seed(seed)
     with evaluation_mode(model):
         operator, layout, num_examples = build_operator(
@@ -190,10 +204,10 @@ def sketch(
         if wanted is not None and wanted < 1:
             raise SketchError(f"rank must be at least 1, got {wanted}")
         target = possible if wanted is None else min(wanted, possible)
-        options = {
-            "oversampling": 10 if oversampling is None else oversampling,
-            "iterations": (4 if solver == "subspace" else 3) if iterations is None else iterations,
-        }
+        if solver == "auto":
+            short = min(operator.rows, operator.parameters)
+            fits = operator.rows * operator.parameters * operator.like.element_size() <= memory_limit
+            solver = "exact" if fits and short <= max(_EXACT_BY_DEFAULT, 2 * target) else "krylov"
         vectors, values = _solve(operator, target, solver, options, generator)
         trace = operator.trace(generator)
     if isinstance(rank, int):
@@ -210,51 +224,6 @@ def sketch(
     return Sketch(vectors, values, layout, loss, num_examples, trace)
 
 
-def build_operator(
-    model: nn.Module,
-    data: Any,
-    loss: LossName,
-    *,
-    params: ParamSelection,
-    route: Route,
-    max_examples: int | None,
-    sampled_labels: int | None,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    memory_limit: int,
-    generator: torch.Generator,
-) -> tuple[CurvatureOperator, Layout, int]:
-    """The curvature as an operator, the layout of its parameters, and the number of examples behind it."""
-    values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
-    kinds = {(t.dtype, t.device) for t in values.values()}
-    if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():
-        raise SketchError(f"the selected parameters must share one floating dtype and device, got {kinds}")
-    terms = terms_of(
-        model,
-        data,
-        loss,
-        values,
-        max_examples=max_examples,
-        sampled_labels=sampled_labels,
-        generator=generator,
-    )
-    if route == "auto":
-        if LinearHead.applies(model, terms, values):
-            route = "linear_head"
-        else:
-            route = "rows" if ExplicitRows.bytes_needed(terms, values) <= memory_limit else "matrix_free"
-    operator: CurvatureOperator
-    if route == "rows":
-        operator = ExplicitRows(terms, values, memory_limit)
-    elif route == "matrix_free":
-        operator = MatrixFree(terms, values, memory_limit)
-    elif route == "linear_head":
-        operator = LinearHead(model, terms, values, memory_limit)
-    else:
-        raise SketchError(f'unknown route {route!r}: use "auto", "rows", "matrix_free" or "linear_head"')
-    return operator, Layout.of(values), sum(term.examples for term in terms)
-
-
 def _solve(
     operator: CurvatureOperator,
     rank: int,
@@ -262,9 +231,6 @@ def _solve(
     options: dict[str, int],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    if solver == "auto":
-        side = min(operator.rows, operator.parameters)
-        solver = "exact" if side <= max(_EXACT_BY_DEFAULT, 2 * rank) else "krylov"
     if solver == "exact":
         return exact(operator, rank)
     if solver == "subspace":

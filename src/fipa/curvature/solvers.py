@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fipa.curvature.explicit import ExplicitRows
-from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.operator import CurvatureOperator, check_finite
 from fipa.errors import SketchError
 
 EXACT_LIMIT = 4096  # a Gram matrix of this side is the largest we decompose
@@ -60,19 +60,18 @@ def block_krylov(
     """
     by_rows = operator.rows <= operator.parameters
     side = min(operator.rows, operator.parameters)
-    columns = min(-(-(rank + oversampling) // 2), side)
+    columns = min(-(-(rank + oversampling) // min(2, iterations + 1)), side)
     out = operator.adjoint if by_rows else operator.forward
     back = operator.forward if by_rows else operator.adjoint
 
     Q = torch.linalg.qr(operator.random(side, columns, generator)).Q
     images = [out(Q)]  # A^T Q or A Q, block by block: Rayleigh-Ritz needs them again
     for _ in range(iterations):
-        block = back(images[-1])
-        for _ in range(2):  # twice is enough
-            block = block - Q @ (Q.T @ block)
-        block = torch.linalg.qr(block[:, : side - Q.shape[1]]).Q
+        block = back(images[-1])[:, : side - Q.shape[1]]
         if block.shape[1] == 0:
             break
+        for _ in range(3):  # once for the digits, and twice for columns that QR makes up where the block has no rank
+            block = torch.linalg.qr(block - Q @ (Q.T @ block)).Q
         Q = torch.cat([Q, block], dim=1)
         images.append(out(block))
     image = torch.cat(images, dim=1)
@@ -97,11 +96,7 @@ def _from_columns(C: Tensor, rank: int) -> Eigenpairs:
 def _right_singular(C: Tensor, rank: int) -> Eigenpairs:
     """Leading squared singular values of C and their right singular vectors, leaving out the null space."""
     gram = C.T @ C
-    if not bool(gram.isfinite().all()):
-        raise SketchError(
-            "the curvature is not finite: look for NaN or infinity in the parameters and in the data, "
-            "or for outputs that overflow (dtype=torch.float64 helps there)"
-        )
+    check_finite(gram)
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
     eps = torch.finfo(C.dtype).eps

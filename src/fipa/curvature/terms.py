@@ -21,8 +21,9 @@ $Q$ is the reflection that takes $\sqrt p$ to the first axis: there $B_i$ vanish
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -30,9 +31,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from fipa.curvature.data import Inputs, cast, length, thinned
 from fipa.errors import SketchError
 
-Inputs = Any  # a tensor, or a tuple, list or dict of tensors, that share their first axis
 Params = Mapping[str, Tensor]
 LossName = Literal["mse", "cross_entropy", "least_squares"]
 
@@ -46,8 +47,14 @@ class Term:
     inputs: Inputs
     extra: Inputs
     examples: int
-    width: int  # C
-    rows_per_example: int  # k
+    params: Params
+
+    @cached_property
+    def rows_per_example(self) -> int:
+        """k, found by evaluating the first example, and only when a route asks for it."""
+        inputs, extra = self.part(0, 1)
+        with torch.no_grad():
+            return self.factor(self.outputs(self.params, inputs), extra).shape[2]
 
     def part(self, start: int, stop: int) -> tuple[Inputs, Inputs]:
         """Inputs and extra data of a range of examples."""
@@ -88,7 +95,7 @@ class Residual:
     def __init__(self, function: Callable[..., Tensor], *inputs: Tensor, weight: float | Tensor = 1.0) -> None:
         if not inputs:
             raise SketchError("a Residual needs at least one input tensor, with the examples along its first axis")
-        lengths = {len(t) for t in inputs}
+        lengths = {len(t) if t.dim() else 0 for t in inputs}
         if len(lengths) != 1 or 0 in lengths:
             raise SketchError(f"the inputs of a Residual must share a first axis of at least 1, got {sorted(lengths)}")
         if bool((torch.as_tensor(weight) < 0).any()):
@@ -109,9 +116,10 @@ class Residual:
     def _rows(self, model: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
         rows = self.function(model, *inputs)
         n = len(inputs[0])
-        if rows.dim() not in (1, 2) or len(rows) != n:
+        if not isinstance(rows, Tensor) or rows.dim() not in (1, 2) or len(rows) != n:
             name = getattr(self.function, "__name__", "residual")
-            raise SketchError(f"{name} must return ({n},) or ({n}, k) for {n} examples, got {tuple(rows.shape)}")
+            got = tuple(rows.shape) if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+            raise SketchError(f"{name} must return a tensor ({n},) or ({n}, k) for {n} examples, got {got}")
         return rows.reshape(n, -1)
 
     def _weights(self, rows: Tensor) -> Tensor:
@@ -128,7 +136,7 @@ class Residual:
     def term(self, call: Callable[..., Tensor], params: Params) -> Term:
         """This residual as a `Term`; `call(params, *inputs)` evaluates the model."""
         like = next(iter(params.values()))
-        inputs = tuple(_cast(t, like) for t in self.inputs)
+        inputs = tuple(cast(t, like) for t in self.inputs)
 
         def outputs(params: Params, inputs: Inputs) -> Tensor:
             return self._rows(lambda *args: call(params, *args), inputs)
@@ -136,8 +144,7 @@ class Residual:
         with torch.no_grad():
             rows = outputs(params, inputs)
         scale = (self._weights(rows) / len(rows)).sqrt()
-        n, width = rows.shape
-        return Term(outputs, lambda z, scale: torch.diag_embed(scale), inputs, scale, n, width, width)
+        return Term(outputs, lambda z, scale: torch.diag_embed(scale), inputs, scale, len(rows), params)
 
 
 def terms_of(
@@ -169,7 +176,7 @@ def terms_of(
     if loss == "least_squares":
         if max_examples is not None or sampled_labels is not None:
             raise SketchError("max_examples and sampled_labels do not apply to residuals: choose their inputs instead")
-        residuals = [data] if isinstance(data, Residual) else list(data)
+        residuals = list(data) if isinstance(data, Iterable) else [data]
         if not residuals or not all(isinstance(r, Residual) for r in residuals):
             raise SketchError('loss="least_squares" takes one fipa.Residual or a list of them as data')
         return [residual.term(call, params) for residual in residuals]
@@ -179,8 +186,8 @@ def terms_of(
         raise SketchError('sampled_labels must be at least 1, and only applies to loss="cross_entropy"')
 
     like = next(iter(params.values()))
-    batches = [pytree.tree_map(lambda t: _cast(t, like), x) for x in _examples(data, max_examples, generator)]
-    total = sum(_length(x) for x in batches)
+    batches = [pytree.tree_map(lambda t: cast(t, like), x) for x in thinned(data, max_examples, generator)]
+    total = sum(length(x) for x in batches)
 
     def outputs(params: Params, inputs: Inputs) -> Tensor:
         z = call(params, **inputs) if isinstance(inputs, dict) else call(params, inputs)
@@ -188,26 +195,22 @@ def terms_of(
             raise SketchError(f"the model returned a {type(z).__name__}: wrap it to return a tensor of outputs")
         if z.dim() == 1:
             z = z[:, None]
-        if z.dim() != 2 or len(z) != _length(inputs):
+        if z.dim() != 2 or len(z) != length(inputs):
             raise SketchError(
-                f"the model returned {tuple(z.shape)} for {_length(inputs)} examples: expected (examples, outputs)"
+                f"the model returned {tuple(z.shape)} for {length(inputs)} examples: expected (examples, outputs)"
             )
         return z
 
     terms = []
     for x in batches:
-        n = _length(x)
-        with torch.no_grad():
-            width = outputs(params, pytree.tree_map(lambda t: t[:1], x)).shape[1]
+        n = length(x)
         if loss == "mse":
-            terms.append(Term(outputs, _mse_factor(total), x, (), n, width, width))
-        elif width < 2:
-            raise SketchError("cross entropy needs at least two outputs per example")
+            terms.append(Term(outputs, _mse_factor(total), x, (), n, params))
         elif sampled_labels is None:
-            terms.append(Term(outputs, _softmax_factor(total), x, (), n, width, width - 1))
+            terms.append(Term(outputs, _softmax_factor(total), x, (), n, params))
         else:
             uniform = torch.rand(n, sampled_labels, generator=generator, dtype=torch.float64).to(like)
-            terms.append(Term(outputs, _sampled_factor(total), x, uniform, n, width, sampled_labels))
+            terms.append(Term(outputs, _sampled_factor(total), x, uniform, n, params))
     return terms
 
 
@@ -221,7 +224,7 @@ def _mse_factor(total: int) -> Callable[[Tensor, Inputs], Tensor]:
 
 def _softmax_factor(total: int) -> Callable[[Tensor, Inputs], Tensor]:
     def factor(z: Tensor, _: Inputs) -> Tensor:
-        p = z.softmax(dim=1)
+        p = _probabilities(z)
         root = p.sqrt()
         b = torch.diag_embed(root) - p[:, :, None] * root[:, None, :]
         v = root + torch.eye(1, z.shape[1], dtype=z.dtype, device=z.device)  # reflect root to the first axis
@@ -233,7 +236,7 @@ def _softmax_factor(total: int) -> Callable[[Tensor, Inputs], Tensor]:
 
 def _sampled_factor(total: int) -> Callable[[Tensor, Inputs], Tensor]:
     def factor(z: Tensor, uniform: Inputs) -> Tensor:
-        p = z.softmax(dim=1)
+        p = _probabilities(z)
         # the first class whose cumulative probability passes the uniform draw, without searchsorted: vmap lacks it
         passed = (p.cumsum(dim=1)[:, None, :-1] <= uniform[:, :, None]).sum(dim=2)
         hot = torch.nn.functional.one_hot(passed, z.shape[1]).to(z.dtype)
@@ -242,78 +245,35 @@ def _sampled_factor(total: int) -> Callable[[Tensor, Inputs], Tensor]:
     return factor
 
 
+def _probabilities(z: Tensor) -> Tensor:
+    if z.shape[1] < 2:
+        raise SketchError("cross entropy needs at least two outputs per example")
+    return z.softmax(dim=1)
+
+
 def _caller(model: nn.Module, params: Params) -> Callable[..., Any]:
     """The model as a function of the varying parameters; all else is fixed, at their dtype and device."""
     like = next(iter(params.values()))
     fixed = {
-        name: _cast(tensor.detach(), like)
+        name: cast(tensor.detach(), like)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         if name not in params
     }
 
+    # Every place that holds a tensor, once, with the tensor's first name. functional_call can find tied places by
+    # itself, but leaves a module that has two names with the wrong tensors behind (pytorch issue 164759).
+    first = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    places = {
+        f"{path}.{name}" if path else name: first[id(t)]
+        for path, module in model.named_modules()
+        for name, t in [*module._parameters.items(), *module._buffers.items()]
+        if t is not None
+    }
+
     def call(params: Params, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(model, {**fixed, **params}, args, kwargs)
+        values = {**fixed, **params}
+        return functional_call(
+            model, {place: values[name] for place, name in places.items()}, args, kwargs, tie_weights=False
+        )
 
     return call
-
-
-def _examples(data: Any, max_examples: int | None, generator: torch.Generator) -> list[Inputs]:
-    """The inputs in as few batches as their shapes allow, thinned to `max_examples`."""
-    batches = [_inputs(batch) for batch in _batches(data)]
-    if not batches:
-        raise SketchError("the data are empty")
-    shapes = {tuple((name, t.shape[1:], t.dtype) for name, t in _named(x)) for x in batches}
-    if len(batches) > 1 and len(shapes) == 1:
-        batches = [pytree.tree_map(lambda *parts: torch.cat(parts), *batches)]
-    total = sum(_length(x) for x in batches)
-    if total == 0:
-        raise SketchError("the data have no examples")
-    if max_examples is None or max_examples >= total:
-        return [x for x in batches if _length(x)]
-    if max_examples < 1:
-        raise SketchError(f"max_examples must be at least 1, got {max_examples}")
-    chosen = torch.randperm(total, generator=generator)[:max_examples].sort().values
-    kept, start = [], 0
-    for x in batches:
-        index = chosen[(chosen >= start) & (chosen < start + _length(x))] - start
-        start += _length(x)
-        if len(index):
-            kept.append(pytree.tree_map(lambda t, index=index: t[index.to(t.device)], x))
-    return kept
-
-
-def _batches(data: Any) -> Iterable[Any]:
-    """Whole-data tensors count as one batch."""
-    if isinstance(data, Tensor | Mapping) or _is_pair(data):
-        return [data]
-    if not isinstance(data, Iterable):
-        raise SketchError(f"data must be tensors or an iterable of (x, y) batches, not {type(data).__name__}")
-    return data
-
-
-def _inputs(batch: Any) -> Inputs:
-    x = batch[0] if isinstance(batch, Sequence) and not isinstance(batch, str) and batch else batch
-    if not isinstance(x, Tensor | Mapping) or not all(isinstance(t, Tensor) for _, t in _named(x)):
-        raise SketchError(f"a batch must be x or (x, y) with tensors in x, got {type(x).__name__}")
-    lengths = {len(t) for _, t in _named(x)}
-    if len(lengths) != 1:
-        raise SketchError(f"the tensors of a batch must share their first axis, got lengths {sorted(lengths)}")
-    return x if isinstance(x, Tensor) else dict(x)
-
-
-def _is_pair(data: Any) -> bool:
-    """(x, y) as whole tensors, as opposed to a list of two batches."""
-    return isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor | Mapping)
-
-
-def _named(x: Inputs) -> list[tuple[str, Tensor]]:
-    return sorted(x.items()) if isinstance(x, Mapping) else [("x", x)]
-
-
-def _length(x: Inputs) -> int:
-    return len(_named(x)[0][1])
-
-
-def _cast(tensor: Tensor, like: Tensor) -> Tensor:
-    """Move to the computation's device, and to its dtype unless it holds integers (token ids)."""
-    return tensor.to(device=like.device, dtype=like.dtype if tensor.is_floating_point() else None)

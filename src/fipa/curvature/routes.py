@@ -1,0 +1,72 @@
+"""The choice between the three routes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fipa.curvature.explicit import ExplicitRows
+from fipa.curvature.linear_head import LinearHead
+from fipa.curvature.matrix_free import MatrixFree
+from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.terms import LossName, Term, terms_of
+from fipa.errors import SketchError
+from fipa.layout import Layout, ParamSelection, parameters_of
+
+Route = Literal["auto", "rows", "matrix_free", "linear_head"]
+
+MEMORY_LIMIT = 2 * 2**30  # bytes; a constant, so that the route, and with it the last bits, do not vary by machine
+
+
+def build_operator(
+    model: nn.Module,
+    data: Any,
+    loss: LossName,
+    *,
+    params: ParamSelection,
+    route: Route,
+    max_examples: int | None,
+    sampled_labels: int | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    memory_limit: int,
+    generator: torch.Generator,
+) -> tuple[CurvatureOperator, Layout, int]:
+    """The curvature as an operator, the layout of its parameters, and the number of examples behind it."""
+    values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
+    kinds = {(t.dtype, t.device) for t in values.values()}
+    if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():
+        raise SketchError(f"the selected parameters must share one floating dtype and device, got {kinds}")
+    if next(iter(values.values())).dtype not in (torch.float32, torch.float64):
+        (kind,) = {t.dtype for t in values.values()}
+        raise SketchError(f"eigenpairs cannot be computed in {kind}: give dtype=torch.float32 or torch.float64")
+    terms = terms_of(
+        model,
+        data,
+        loss,
+        values,
+        max_examples=max_examples,
+        sampled_labels=sampled_labels,
+        generator=generator,
+    )
+    operator = _operator(model, terms, values, route, memory_limit)
+    return operator, Layout.of(values), sum(term.examples for term in terms)
+
+
+def _operator(
+    model: nn.Module, terms: list[Term], values: dict[str, Tensor], route: Route, memory_limit: int
+) -> CurvatureOperator:
+    if route in ("auto", "linear_head"):
+        try:
+            return LinearHead(model, terms, values, memory_limit)
+        except SketchError:
+            if route == "linear_head":
+                raise
+        route = "rows" if ExplicitRows.bytes_needed(terms, values) <= memory_limit else "matrix_free"
+    if route == "rows":
+        return ExplicitRows(terms, values, memory_limit)
+    if route == "matrix_free":
+        return MatrixFree(terms, values, memory_limit)
+    raise SketchError(f'unknown route {route!r}: use "auto", "rows", "matrix_free" or "linear_head"')
