@@ -18,6 +18,7 @@ from fipa.curvature.routes import build_operator
 from fipa.models import cnn, resnet20
 
 RANK = 100
+EXAMPLES = 250  # of a client's 500 that its cheap sketch looks at
 
 
 def authors_scheme(model: nn.Module, x: Tensor, rank: int, extra: int = 50, passes: int = 9) -> Tensor:
@@ -74,11 +75,29 @@ def top_curvature(model: nn.Module, x: Tensor, rank: int) -> float:
     return float(torch.linalg.eigvalsh(gram)[-rank:].sum())
 
 
-def flop_share(function, time: float, speed: float) -> float:  # type: ignore[no-untyped-def]
-    """Share of the matrix-product speed: counted products and convolutions, over what the machine could do."""
-    with FlopCounterMode(display=False) as counter:
-        function()
-    return float(counter.get_total_flops()) / time / speed
+def autodiff_flops(model: nn.Module, x: Tensor, rows_per_example: int) -> float:
+    """One forward pass over x and `rows_per_example` backward passes.
+
+    Counted on an ordinary batch: the counter takes the grouped convolutions of per-example gradients for full ones.
+    """
+    with FlopCounterMode(display=False) as forward:
+        z = model(x)
+    with FlopCounterMode(display=False) as backward:
+        z.sum().backward()
+    model.zero_grad()
+    return float(forward.get_total_flops() + rows_per_example * backward.get_total_flops())
+
+
+def exact_flops(rows: int, p: int, rank: int) -> float:
+    """Gram matrix of the rows, and the eigenvectors from it."""
+    return 2.0 * rows * p * (rows + rank)
+
+
+def krylov_flops(rows: int, p: int, rank: int, oversampling: int, iterations: int) -> float:
+    """2 q + 1 products with A or its transpose, Rayleigh-Ritz, and the eigenvectors."""
+    columns = (rank + oversampling) // 2
+    basis = columns * (iterations + 1)
+    return 2.0 * p * ((2 * iterations + 1) * rows * columns + basis * (basis + rank))
 
 
 def sketches() -> Iterator[Record]:
@@ -92,43 +111,41 @@ def sketches() -> Iterator[Record]:
     their_capture = capture(model, x, vectors, best)
     public, public_vectors = once(lambda: curvlinops_scheme(model, x, y, RANK, tolerance=0.1))
     public_capture = capture(model, x, public_vectors, best)
-    ours = {
-        "block Krylov": {"iterations": 3},
-        "one sampled label": {"sampled_labels": 1},
-    }
-    for (label, options), floor, least in zip(ours.items(), (5.0, 40.0), (0.99, 0.85), strict=True):
-
-        def run(options: dict[str, int] = options) -> fipa.Sketch:
-            return fipa.sketch(model, x, rank=RANK, **options)  # type: ignore[arg-type]
-
-        time, sketch = seconds(run)
-        captured = capture(model, x, sketch.eigenvectors, best)
-        detail = {
+    p = sum(t.numel() for t in model.parameters())
+    work = autodiff_flops(model, x, 9) + krylov_flops(500 * 9, p, RANK, 10, 3)
+    time, sketch = seconds(lambda: fipa.sketch(model, x, rank=RANK, iterations=3))
+    captured = capture(model, x, sketch.eigenvectors, best)
+    yield Record(
+        "sketch: block Krylov against the authors' scheme",
+        theirs / time if captured >= 0.99 else 0.0,
+        5.0,
+        "x faster",
+        {
             "data": source,
             "seconds": time,
             "capture": captured,
-            "least_capture": least,
             "authors_seconds": theirs,
             "authors_capture": their_capture,
-            "gemm_share": flop_share(run, time, speed),
-        }
-        yield Record(
-            f"sketch: {label} against the authors' scheme",
-            theirs / time if captured >= least else 0.0,
-            floor,
-            "x faster",
-            detail,
-        )
-        if label == "block Krylov":
-            detail = {"seconds": time, "capture": captured, "public_seconds": public, "public_capture": public_capture}
-            equal = captured >= public_capture - 0.005
-            yield Record(
-                "sketch: block Krylov against curvlinops + eigsh",
-                public / time if equal else 0.0,
-                5.0,
-                "x faster",
-                detail,
-            )
+            "gemm_share": work / time / speed,
+        },
+    )
+    yield Record(
+        "sketch: block Krylov against curvlinops + eigsh",
+        public / time if captured >= public_capture - 0.005 else 0.0,
+        5.0,
+        "x faster",
+        {"seconds": time, "capture": captured, "public_seconds": public, "public_capture": public_capture},
+    )
+    work = autodiff_flops(model, x, 1) + exact_flops(500, p, RANK)
+    time, sketch = seconds(lambda: fipa.sketch(model, x, rank=RANK, sampled_labels=1))
+    captured = capture(model, x, sketch.eigenvectors, best)
+    yield Record(
+        "sketch: one sampled label against the authors' scheme",
+        theirs / time if captured >= 0.85 else 0.0,
+        40.0,
+        "x faster",
+        {"seconds": time, "capture": captured, "authors_seconds": theirs, "gemm_share": work / time / speed},
+    )
 
 
 def clients() -> Iterator[Record]:
@@ -144,24 +161,25 @@ def clients() -> Iterator[Record]:
         best = top_curvature(model, x, RANK)
 
         def run(model: nn.Module = model) -> fipa.Sketch:
-            return fipa.sketch(model, x, rank=RANK, sampled_labels=1)
+            return fipa.sketch(model, x, rank=RANK, sampled_labels=1, max_examples=EXAMPLES)
 
         def epochs(model: nn.Module = model) -> None:
             local_epochs(copy.deepcopy(model), x, y, epochs=5, seed=0)
 
         # alternate, so that noise of the machine falls on both
-        pairs = [(once(run)[0], once(epochs)[0]) for _ in range(6 if name == "CNN-23k" else 3)][1:]
+        pairs = [(once(run)[0], once(epochs)[0]) for _ in range(10 if name == "CNN-23k" else 4)][1:]
         sketching, training = (sorted(times)[len(times) // 2] for times in zip(*pairs, strict=True))
+        captured = capture(model, x, run().eigenvectors, best)
+        p = sum(t.numel() for t in model.parameters())
+        work = autodiff_flops(model, x[:EXAMPLES], 1) + exact_flops(EXAMPLES, p, RANK)
         detail = {
             "data": source,
+            "examples_sketched": f"{EXAMPLES} of {len(x)}, one label each",
             "sketch_seconds": sketching,
             "epochs_seconds": training,
-            "capture": capture(model, x, run().eigenvectors, best),
-            "least_capture": 0.85,
-            "sketch_gemm_share": flop_share(run, sketching, speed),
-            "epochs_gemm_share": flop_share(epochs, training, speed),
+            "capture": captured,
+            "sketch_gemm_share": work / sketching / speed,
+            "epochs_gemm_share": 5 * autodiff_flops(model, x, 1) / training / speed,
         }
-        ratio = 1 + sketching / training if detail["capture"] >= 0.85 else float("inf")
-        yield Record(
-            f"client: sketch + 5 epochs against the epochs, {name}", ratio, 1.6, "x the time", detail, at_most=True
-        )
+        ratio = 1 + sketching / training if captured >= 0.85 else float("inf")
+        yield Record(f"client: sketch + 5 epochs against the epochs, {name}", ratio, 1.6, "x the time", detail, True)

@@ -16,7 +16,7 @@ def short():
 
 
 def test_fipa_is_orders_of_magnitude_better_after_a_few_rounds(short):
-    fedavg, fipa_arm = (short[name][0]["metric"][-1] for name in ("FedAvg", "FIPA"))
+    fedavg, fipa_arm = (short[name][0]["metric"][-1] for name in ("FedAvg (server step 2)", "FIPA"))
     assert fipa_arm < 0.05 * fedavg
 
 
@@ -27,7 +27,7 @@ def test_curves_have_one_entry_per_round_and_count_bytes(short):
         plain = 2 * 901 * 8  # two clients, 901 parameters in float64
         sent = curves["uplink_bytes"][-1]
         rank = curves["rank"][-1]
-        assert sent == plain if name != "FIPA" else plain < sent <= plain + 2 * rank * 902 * 8
+        assert sent == plain if name.startswith("FedAvg") else plain < sent <= plain + 2 * rank * 902 * 8
         if name == "FIPA":  # FedAvg drifts at first
             assert curves["loss"][-1] < curves["loss"][0]
 
