@@ -127,15 +127,11 @@ def draw(results: dict[str, dict[int, Curves]], fits: dict[str, Tensor], path: P
     right.plot(grid, target(grid), color="black", lw=4, alpha=0.25, label="truth")
     for arm, color in zip(ARMS, ("#999999", "#ccbb44", "#66ccee", "#228833"), strict=True):
         work = [arm.local_steps * (k + 1) for k in range(arm.rounds)]
-        for i, curves in enumerate(results[arm.name].values()):
-            label = arm.name if i == 0 else None
-            left.semilogy(
-                work, curves["metric"], color=color, label=label, marker="o" if arm.rounds < 20 else None, ms=3
-            )
+        for curves in results[arm.name].values():
+            left.semilogy(work, curves["metric"], color=color, marker="o" if arm.rounds < 20 else None, ms=3)
         right.plot(grid, fits[arm.name][:, 0], color=color, label=arm.name, lw=1.5)
     left.set(xlabel="local steps per client", ylabel="test MSE", title="error against local work")
     left.grid(alpha=0.3)
-    left.legend(frameon=False)
     right.set(xlabel="x", ylabel="u(x)", title="fit after the last round", ylim=(-1.5, 1.5))
     right.legend(frameon=False, loc="lower left")
     figure.savefig(path, dpi=140)
