@@ -17,10 +17,7 @@ $(READY)%: pyproject.toml constraints.txt
 demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under a minute
 	$(BIN)/python -m fipa.demo
 
-test: $(READY)dev     ## all tests, lint and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test: lint            ## all tests, lint and types
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fipa.curvature.routes import curvature_of
+
 T = TypeVar("T")
 
 
@@ -138,10 +140,5 @@ def briefly_trained(model: nn.Module, epochs: int = 5, seed: int = 1) -> nn.Modu
 
 def capture(model: nn.Module, x: Tensor, vectors: Tensor, best: float) -> float:
     """Share of the exact top-r curvature in a subspace: Tr(U^T H U) / sum of the top r eigenvalues."""
-    from fipa.curvature.routes import build_operator
-
-    operator, _, _ = build_operator(
-        model, x, "cross_entropy", params=None, route="rows", max_examples=None, sampled_labels=None, dtype=None,
-        device=None, memory_limit=0, generator=torch.Generator(),
-    )  # fmt: skip
-    return float(operator.forward(torch.linalg.qr(vectors).Q).double().square().sum()) / best
+    with curvature_of(model, x, route="rows", memory_limit=0) as (operator, _, _):
+        return float(operator.forward(torch.linalg.qr(vectors).Q).double().square().sum()) / best

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fipa
 from bench.common import Record, briefly_trained, capture, gemm_speed, images, local_epochs, once, seconds
 from fipa.curvature.explicit import ExplicitRows
-from fipa.curvature.routes import build_operator
+from fipa.curvature.routes import curvature_of
 from fipa.models import cnn, resnet20
 
 RANK = 100
@@ -63,14 +63,12 @@ def curvlinops_scheme(model: nn.Module, x: Tensor, y: Tensor, rank: int, toleran
 
 def top_curvature(model: nn.Module, x: Tensor, rank: int) -> float:
     """Sum of the `rank` largest eigenvalues, exactly: a Gram matrix of all rows, built from blocks of parameters."""
-    operator, _, _ = build_operator(
-        model, x, "cross_entropy", params=None, route="rows", max_examples=None, sampled_labels=None, dtype=None,
-        device=None, memory_limit=8 * 2**30, generator=torch.Generator(),
-    )  # fmt: skip
-    assert isinstance(operator, ExplicitRows)
-    assert operator.matrix is not None
-    gram = torch.zeros(operator.rows, operator.rows, dtype=torch.float64)
-    for block in operator.matrix.split(16384, dim=1):
+    with curvature_of(model, x, route="rows", memory_limit=8 * 2**30) as (operator, _, _):
+        assert isinstance(operator, ExplicitRows)
+        rows = operator.matrix
+    assert rows is not None
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in rows.split(16384, dim=1):
         gram += block @ block.T
     return float(torch.linalg.eigvalsh(gram)[-rank:].sum())
 

@@ -10,11 +10,12 @@ torch.Size([15])
 
 from fipa import models
 from fipa.aggregation.additive import AdditiveFIPA
+from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
-from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregate
+from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.additive import AdditiveStatistics, additive_statistics, pool, random_test_matrix
@@ -22,6 +23,7 @@ from fipa.curvature.covariance import InputCovariance, input_covariance
 from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
 from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.curvature.sketch import Sketch, sketch
+from fipa.curvature.summary import CurvatureSummary
 from fipa.curvature.terms import Residual
 from fipa.errors import FipaError, LayoutError, RankWarning, SketchError, UpdateError
 from fipa.layout import Layout, parameters_of
@@ -34,7 +36,9 @@ __all__ = [
     "AdditiveFIPA",
     "AdditiveStatistics",
     "ClientUpdate",
+    "Cohort",
     "CompletedFIPA",
+    "CurvatureSummary",
     "Diagnostics",
     "DiagonalCurvature",
     "DiagonalFisher",
@@ -54,6 +58,7 @@ __all__ = [
     "Rule",
     "Sketch",
     "SketchError",
+    "Step",
     "TraceShare",
     "UpdateError",
     "additive_statistics",

@@ -150,7 +150,7 @@ def test_equals_full_rank_sketches_of_a_network(completed: bool) -> None:
         x = normal(n, 3, rng=rng)
         delta = {name: normal(*t.shape, rng=rng) for name, t in theta.items()}
         # at most 2 rows per example, 20 in all, of 31 parameters
-        stats = fipa.additive_statistics(model, x, delta, width=24, seed=3, num_examples=n)
+        stats = fipa.additive_statistics(model, x, delta=delta, width=24, test_seed=3, num_examples=n)
         sums.append(ClientUpdate(delta, n, stats))
         exact.append(ClientUpdate(delta, n, fipa.sketch(model, x, rank=None)))
     expected = fipa.aggregate(theta, exact, (CompletedFIPA if completed else FIPA)(damping=0.01)).theta
@@ -203,7 +203,7 @@ def nan_like(shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 6}, "seed 6.*all clients of a round must share"),
+        ({"test_seed": 6}, "seed 6.*all clients of a round must share"),
         ({"products": torch.zeros(13, 4, dtype=DOUBLE)}, "width 4.*all clients of a round must share"),
         ({"num_examples": 10**6}, "reports .* examples, but its statistics 1000000"),
         ({"products": nan_like((13, 5))}, "NaN or infinity in its products"),

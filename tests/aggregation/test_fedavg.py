@@ -29,7 +29,7 @@ def test_by_hand() -> None:
     assert result.theta.tolist() == [11.0, 4.0]
     assert result.state == {}
     # step (1, -6): client 0 gave (1, 0), client 1 (0, -6)
-    assert result.diagnostics.shares == pytest.approx({"client #0": 1 / 37, "client #1": 36 / 37})
+    assert result.diagnostics.shares == pytest.approx({0: 1 / 37, 1: 36 / 37})
     assert result.diagnostics.step_length == pytest.approx(37**0.5)
     assert result.diagnostics.effective_rank == 2
     assert result.diagnostics.condition_number == 1

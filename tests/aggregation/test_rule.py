@@ -300,7 +300,7 @@ def check_diagnostics(rule: fipa.Rule, clients: Round, names: Sequence[str]) -> 
 def test_diagnostics_equal_dense_computation(rule: fipa.Rule, seed: int, count: int) -> None:
     clients = random_round(rule, seed, clients=count, ids=[5, 6, 7])
     assume(sum(dense_parts(rule, clients)).norm() > 0.1)  # shares of nothing mean nothing
-    check_diagnostics(rule, clients, [f"client {i}" for i in (5, 6, 7)[:count]])
+    check_diagnostics(rule, clients, [5, 6, 7][:count])
 
 
 @pytest.mark.parametrize("rule", [FIPA(), FIPA(damping=0.3), CompletedFIPA(), CompletedFIPA(damping=0.3)], ids=str)
@@ -308,14 +308,14 @@ def test_diagnostics_equal_dense_computation(rule: fipa.Rule, seed: int, count: 
 @given(clients=sketch_rounds())
 def test_diagnostics_of_any_sketches(rule: fipa.Rule, clients: Round) -> None:
     assume(sum(dense_parts(rule, clients)).norm() > 0.1)
-    check_diagnostics(rule, clients, [f"client #{m}" for m in range(len(clients.updates))])
+    check_diagnostics(rule, clients, list(range(len(clients.updates))))
 
 
 def test_shares_by_hand() -> None:
     """The client that pulls back has a negative share."""
     updates = [ClientUpdate(torch.tensor([6.0]), 1), ClientUpdate(torch.tensor([-2.0]), 1)]
     shares = fipa.aggregate(torch.zeros(1), updates, FedAvg()).diagnostics.shares
-    assert shares == pytest.approx({"client #0": 1.5, "client #1": -0.5})
+    assert shares == pytest.approx({0: 1.5, 1: -0.5})
 
 
 def test_shares_keep_clients_apart_whose_ids_print_alike() -> None:
@@ -350,7 +350,7 @@ def test_a_function_is_a_rule() -> None:
     updates = [ClientUpdate(torch.ones(2), 1), ClientUpdate(torch.zeros(2), 1)]
     result = fipa.aggregate(torch.zeros(2), updates, first_client_only)
     assert result.theta.tolist() == [1.0, 1.0]
-    assert result.diagnostics.shares == {"client #0": 1.0, "client #1": 0.0}
+    assert result.diagnostics.shares == {0: 1.0, 1: 0.0}
 
 
 # --- a whole federation ---
@@ -374,7 +374,9 @@ def curvature_of(rule: fipa.Rule, model: nn.Module, x: Tensor, delta: dict[str, 
         CompletedFIPA: lambda: fipa.sketch(model, x, "cross_entropy", rank=6),
         DiagonalFisher: lambda: fipa.diagonal_fisher(model, x),
         FOOF: lambda: fipa.input_covariance(model, x),
-        AdditiveFIPA: lambda: fipa.additive_statistics(model, x, delta, width=12, seed=round_, num_examples=len(x)),
+        AdditiveFIPA: lambda: fipa.additive_statistics(
+            model, x, delta=delta, width=12, test_seed=round_, num_examples=len(x)
+        ),
     }
     return makers[type(rule)]()
 

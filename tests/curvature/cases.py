@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fipa import Residual
 from fipa.curvature.operator import CurvatureOperator
-from fipa.curvature.routes import build_operator
+from fipa.curvature.routes import curvature_of
 
 CLASSES = 3
 EXAMPLES = 5
@@ -315,10 +315,10 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 
 def operator_of(model: nn.Module, data: Any, loss: str, *, seed: int = 0, **options: Any) -> CurvatureOperator:
-    """`build_operator` with its defaults filled in; the model must be in eval mode."""
-    defaults = {"params": None, "route": "rows", "max_examples": None, "sampled_labels": None, "dtype": None}
-    defaults |= {"device": None, "memory_limit": 2**30, "generator": torch.Generator().manual_seed(seed)}
-    return build_operator(model, data, loss, **(defaults | options))[0]
+    """The operator of `curvature_of`; the model must be in eval mode, as it is used outside of the context."""
+    defaults = {"route": "rows", "generator": torch.Generator().manual_seed(seed)}
+    with curvature_of(model, data, loss, **(defaults | options)) as (operator, _, _):
+        return operator
 
 
 def build(one: Case, route: str, **options: Any) -> CurvatureOperator:

@@ -35,19 +35,21 @@ def omega(parameters, width, seed):
 def test_equals_dense_products(name, route):
     one, options = case(name), ROUTES.get(route, {"route": "auto"})
     delta = randn(one.parameters, seed=8)
-    result = additive_statistics(one.model, one.data, delta, one.loss, width=4, seed=11, num_examples=70, **options)
+    result = additive_statistics(
+        one.model, one.data, one.loss, delta=delta, width=4, test_seed=11, num_examples=70, **options
+    )
     torch.testing.assert_close(result.products, one.hessian @ omega(one.parameters, 4, 11), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(result.response, one.hessian @ delta, rtol=1e-10, atol=1e-12)
     assert torch.equal(result.delta, delta)
-    assert (result.num_examples, result.seed, result.width) == (70, 11, 4)
+    assert (result.num_examples, result.test_seed, result.width) == (70, 11, 4)
     assert result.layout == Layout.of(parameters_of(one.model))
 
 
 def test_linear_head():
     one = case("mlp/cross_entropy/head")
     delta = randn(one.parameters, seed=8)
-    options = {"width": 3, "seed": 2, "num_examples": 5, "params": HEADS["mlp"], "route": "linear_head"}
-    result = additive_statistics(one.model, one.data, delta, **options)
+    options = {"width": 3, "test_seed": 2, "num_examples": 5, "params": HEADS["mlp"], "route": "linear_head"}
+    result = additive_statistics(one.model, one.data, delta=delta, **options)
     torch.testing.assert_close(result.products, one.hessian @ omega(15, 3, 2), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(result.response, one.hessian @ delta, rtol=1e-10, atol=1e-12)
 
@@ -55,9 +57,9 @@ def test_linear_head():
 def test_delta_by_name_or_flat():
     model, x = model_and_inputs("mlp")
     named = {name: randn(*t.shape, seed=4) for name, t in parameters_of(model).items()}
-    options = {"width": 3, "seed": 0, "num_examples": 5}
-    by_name = additive_statistics(model, x, named, **options)
-    flat = additive_statistics(model, x, Layout.of(named).flatten(named), **options)
+    options = {"width": 3, "test_seed": 0, "num_examples": 5}
+    by_name = additive_statistics(model, x, delta=named, **options)
+    flat = additive_statistics(model, x, delta=Layout.of(named).flatten(named), **options)
     for field in FIELDS:
         assert torch.equal(getattr(by_name, field), getattr(flat, field))
 
@@ -66,9 +68,9 @@ def test_sampling_has_a_seed_of_its_own():
     model, x = model_and_inputs("mlp", examples=20)
 
     def products(sampling_seed):
-        options = {"max_examples": 4, "sampled_labels": 1, "sampling_seed": sampling_seed}
+        options = {"max_examples": 4, "sampled_labels": 1, "seed": sampling_seed}
         return additive_statistics(
-            model, x, torch.zeros(P).double(), width=3, seed=1, num_examples=20, **options
+            model, x, delta=torch.zeros(P).double(), width=3, test_seed=1, num_examples=20, **options
         ).products
 
     assert torch.equal(products(0), products(0))
@@ -110,7 +112,7 @@ def weighted_mean(clients, field):
 def assert_same(one, two):
     for field in FIELDS:
         torch.testing.assert_close(getattr(one, field), getattr(two, field), rtol=1e-12, atol=1e-14)
-    assert (one.num_examples, one.seed, one.layout) == (two.num_examples, two.seed, two.layout)
+    assert (one.num_examples, one.test_seed, one.layout) == (two.num_examples, two.test_seed, two.layout)
 
 
 def test_pool_is_the_weighted_mean():
@@ -119,7 +121,7 @@ def test_pool_is_the_weighted_mean():
     for field in FIELDS:
         torch.testing.assert_close(getattr(pooled, field), weighted_mean(clients, field), rtol=1e-12, atol=1e-14)
     assert pooled.num_examples == 10 + 20 + 30 + 40 + 50
-    assert (pooled.seed, pooled.layout, pooled.width) == (1, LAYOUT, 3)
+    assert (pooled.test_seed, pooled.layout, pooled.width) == (1, LAYOUT, 3)
 
 
 def test_pool_leaves_its_input_alone():
@@ -161,9 +163,10 @@ def test_pooled_clients_are_the_client_of_all_data():
     delta = randn(P, seed=8)
     parts = [x[:2], x[2:5], x[5:]]
     clients = [
-        additive_statistics(model, part, delta, "mse", width=4, seed=3, num_examples=len(part)) for part in parts
+        additive_statistics(model, part, "mse", delta=delta, width=4, test_seed=3, num_examples=len(part))
+        for part in parts
     ]
-    whole = additive_statistics(model, x, delta, "mse", width=4, seed=3, num_examples=9)
+    whole = additive_statistics(model, x, "mse", delta=delta, width=4, test_seed=3, num_examples=9)
     assert_same(pool_statistics(clients), whole)
     torch.testing.assert_close(whole.response, oracle(model, x, "mse") @ delta, rtol=1e-10, atol=1e-12)
 
@@ -207,13 +210,13 @@ def test_an_empty_pool():
 )
 def test_a_delta_that_does_not_fit(delta, message):
     with pytest.raises(LayoutError, match=message):
-        additive_statistics(make(mlp), randn(5, 3), delta, width=3, seed=0, num_examples=5)
+        additive_statistics(make(mlp), randn(5, 3), delta=delta, width=3, test_seed=0, num_examples=5)
 
 
 def test_a_delta_of_other_shapes():
     delta = {name: t.flip(0) if t.dim() == 1 else t.T for name, t in parameters_of(make(mlp)).items()}
     with pytest.raises(LayoutError, match=r"'0\.weight' has shape \(3, 5\), expected \(5, 3\)"):
-        additive_statistics(make(mlp), randn(5, 3), delta, width=3, seed=0, num_examples=5)
+        additive_statistics(make(mlp), randn(5, 3), delta=delta, width=3, test_seed=0, num_examples=5)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +231,9 @@ def test_a_delta_of_other_shapes():
     ids=str,
 )
 def test_bad_options(options, message):
-    options = {"width": 3, "seed": 0, "num_examples": 5} | options
+    options = {"width": 3, "test_seed": 0, "num_examples": 5} | options
     with pytest.raises((SketchError, UpdateError), match=message):
-        additive_statistics(make(mlp), randn(5, 3), torch.zeros(P).double(), **options)
+        additive_statistics(make(mlp), randn(5, 3), delta=torch.zeros(P).double(), **options)
 
 
 @pytest.mark.parametrize("build", [mlp, lambda: nn.Linear(3, 3)], ids=["mlp", "linear"])
@@ -239,4 +242,4 @@ def test_values_that_are_not_finite_are_refused(build):
     x[-1] = float("nan")
     delta = torch.zeros(sum(p.numel() for p in model.parameters())).double()
     with pytest.raises(SketchError, match="not finite"):
-        additive_statistics(model, x, delta, width=3, seed=0, num_examples=5)
+        additive_statistics(model, x, delta=delta, width=3, test_seed=0, num_examples=5)

@@ -18,7 +18,7 @@ def test_equals_the_diagonal_of_the_oracle(name):
 
 
 def test_blocks_are_summed(monkeypatch):
-    monkeypatch.setattr(explicit, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(explicit, "BLOCK_BYTES", 2000)
     one = case("mlp/residual")
     result = diagonal_fisher(one.model, one.data, one.loss)
     torch.testing.assert_close(result.values, one.hessian.diagonal(), rtol=1e-10, atol=1e-12)

@@ -21,13 +21,13 @@ def test_equals_the_dense_oracle(name, route):
 @pytest.mark.parametrize("route", ["rows", "streamed"])
 def test_block_size_does_not_matter(name, route, block_bytes, monkeypatch):
     # blocks of one example, and blocks that do not divide the number of examples
-    monkeypatch.setattr(explicit, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(explicit, "BLOCK_BYTES", block_bytes)
     one = case(name)
     assert_is(build(one, route), one)
 
 
 def test_blocks_run_from_top_to_bottom(monkeypatch):
-    monkeypatch.setattr(explicit, "_BLOCK_BYTES", 4000)
+    monkeypatch.setattr(explicit, "BLOCK_BYTES", 4000)
     one = case("mlp/residual")
     whole = build(one, "rows").matrix
     blocks = list(build(one, "streamed").blocks())

@@ -325,7 +325,7 @@ BAD_DATA = {
     "empty list": ([], "empty"),
     "empty iterator": (iter(()), "empty"),
     "no examples": (X[:0], "no examples"),
-    "batches without examples": ([X[:0], X[:0]], "no examples"),
+    "batches without examples": ([(X[:0],), (X[:0],)], "no examples"),
     "none": (None, "NoneType"),
     "number": (3, "int"),
     "text": ("data", "str"),

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
-from fipa.aggregation.fipa import CUTOFF, check_positive, filtered_inverse
-from fipa.aggregation.rule import Step
+from fipa.aggregation.fipa import CUTOFF, filtered_inverse
+from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.additive import AdditiveStatistics, pool, random_test_matrix
 from fipa.errors import UpdateError
 
@@ -40,7 +40,7 @@ class AdditiveFIPA:
     completed: bool = False
 
     def __post_init__(self) -> None:
-        check_positive(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         statistics = cohort.require(AdditiveStatistics, "AdditiveFIPA")
@@ -56,7 +56,9 @@ class AdditiveFIPA:
                 raise UpdateError(f"{client} {problem}")
         total = pool(statistics) if len(statistics) > 1 else statistics[0]
         values, U = nystrom(total)
-        inverse, effective_rank, condition_number = filtered_inverse(values.double(), self.damping, self.cutoff)
+        inverse, effective_rank, condition_number = filtered_inverse(
+            values.double(), self.damping, self.cutoff, noise=len(values) * torch.finfo(values.dtype).eps
+        )
         inverse = inverse.to(U.dtype)
 
         def solve(v: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ class AdditiveFIPA:
 def nystrom(total: AdditiveStatistics) -> tuple[Tensor, Tensor]:
     r"""Eigenvalues (descending) and eigenvectors (p x L) of $Y (\Omega^\top Y)^\dagger Y^\top$."""
     Y = total.products
-    omega = random_test_matrix(len(Y), total.width, total.seed, Y.dtype).to(Y.device)
+    omega = random_test_matrix(len(Y), total.width, total.test_seed, Y.dtype).to(Y.device)
     Y, omega = Y[:, : len(Y)], omega[:, : len(Y)]  # more columns than parameters add nothing
     # An orthonormal basis of the same span: the approximation is the same, the small system well scaled.
     omega, R = torch.linalg.qr(omega)

@@ -11,32 +11,23 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.checks import check_curvature
-from fipa.aggregation.update import ClientUpdate, Curvature
-from fipa.curvature.additive import AdditiveStatistics
-from fipa.curvature.covariance import InputCovariance
-from fipa.curvature.diagonal import DiagonalCurvature
-from fipa.curvature.sketch import Sketch
+from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import LayoutError, UpdateError
 from fipa.layout import Layout
 
-C = TypeVar("C", Sketch, DiagonalCurvature, InputCovariance, AdditiveStatistics)
-
-_MAKERS = {
-    Sketch: "fipa.sketch",
-    DiagonalCurvature: "fipa.diagonal_fisher",
-    InputCovariance: "fipa.input_covariance",
-    AdditiveStatistics: "fipa.additive_statistics",
-}
+C = TypeVar("C", bound=CurvatureSummary)
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Validated clients of one round, in reduction order."""
 
-    clients: tuple[str, ...]  # how diagnostics and errors call them
+    clients: tuple[str, ...]  # how errors call them
+    ids: tuple[int | str, ...]  # client ids, or places in the list
     weights: tuple[float, ...]  # w_m = N_m / N
     deltas: tuple[Tensor, ...]  # flat (p)
-    curvatures: tuple[Curvature | None, ...]
+    curvatures: tuple[CurvatureSummary | None, ...]
     num_examples: tuple[int, ...]
 
     @property
@@ -54,7 +45,7 @@ class Cohort:
                 got = "no sketch" if curvature is None else f"a {type(curvature).__name__}"
                 raise UpdateError(
                     f"{client} sent {got}, but {rule} needs a {kind.__name__}: compute it at the broadcast model with "
-                    f"{_MAKERS[kind]}(...) and pass it as ClientUpdate(..., sketch=...)"
+                    f"{kind.made_by}(...) and pass it as ClientUpdate(..., sketch=...)"
                 )
         return [c for c in self.curvatures if isinstance(c, kind)]
 
@@ -83,7 +74,8 @@ def gather(
     counts = tuple(int(update.num_examples) for update in ordered)
     total = sum(counts)
     weights = tuple(n / total for n in counts)
-    return Cohort(clients, weights, tuple(deltas), tuple(curvatures), counts), flat_theta, layout
+    ids = tuple(i if update.client_id is None else update.client_id for i, update in enumerate(ordered))
+    return Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts), flat_theta, layout
 
 
 def _in_order(updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], tuple[str, ...]]:
@@ -135,9 +127,10 @@ def _check_types(theta: Tensor | Mapping[str, Tensor], clients: Sequence[str], u
         problem = _not_tensors(update.delta)
         if problem:
             raise UpdateError(f"{client}: its update {problem}: send a tensor, or tensors by name")
-        if update.sketch is not None and not isinstance(update.sketch, tuple(_MAKERS)):
+        if update.sketch is not None and not isinstance(update.sketch, CurvatureSummary):
             raise UpdateError(
-                f"{client} sent a {type(update.sketch).__name__} as its sketch: use {', '.join(_MAKERS.values())}"
+                f"{client} sent a {type(update.sketch).__name__} as its sketch: use fipa.sketch, fipa.diagonal_fisher, "
+                "fipa.input_covariance or fipa.additive_statistics"
             )
 
 
@@ -157,7 +150,11 @@ def _flatten_theta(theta: Tensor | Mapping[str, Tensor], layout: Layout | None) 
         chosen = {name: theta[name] for name in layout.names}
         kinds = {(t.dtype, t.device): name for name, t in chosen.items()}
         if len(kinds) > 1:
-            raise LayoutError(f"theta mixes dtypes or devices: {kinds}; train and send those of one kind only")
+            (first, one), (second, other) = list(kinds.items())[:2]
+            raise LayoutError(
+                f"theta mixes dtypes or devices ({one!r}: {first}, {other!r}: {second}): leave buffers out, see "
+                "fipa.parameters_of"
+            )
         try:
             flat = layout.flatten(chosen)
         except LayoutError as error:

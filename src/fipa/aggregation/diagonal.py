@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
-from fipa.aggregation.fipa import check_positive
-from fipa.aggregation.rule import Step
+from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.diagonal import DiagonalCurvature
 
 
@@ -26,7 +25,7 @@ class DiagonalFisher:
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self, damping=self.damping, step=self.step)
+        check_not_negative(self, damping=self.damping, step=self.step)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         diagonals = [c.values for c in cohort.require(DiagonalCurvature, "DiagonalFisher")]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
-from fipa.aggregation.fipa import check_positive
-from fipa.aggregation.rule import Step
+from fipa.aggregation.rule import Step, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class FedAvg:
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self, step=self.step)
+        check_not_negative(self, step=self.step)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         mean = cohort.mean_delta

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
-from fipa.aggregation.rule import Step
+from fipa.aggregation.rule import Step, check_not_negative
 from fipa.aggregation.stack import Stack
 from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
@@ -22,27 +22,19 @@ from fipa.errors import FipaError
 CUTOFF = 1e-5
 
 
-def check_positive(rule: object, **values: float) -> None:
-    """Refuse negative or non-finite settings of a rule."""
-    for name, value in values.items():
-        if not 0 <= value < float("inf"):
-            raise FipaError(f"{type(rule).__name__}({name}={value}): must be a finite number, not negative")
+def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float, noise: float) -> tuple[Tensor, float, float]:
+    r"""$1 / (\lambda + \beta)$, or the pseudo-inverse for $\beta = 0$; with effective rank and condition number.
 
-
-def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float) -> tuple[Tensor, float, float]:
-    r"""$1 / (\lambda + \beta)$, or the pseudo-inverse for $\beta = 0$; with effective rank and condition number."""
+    Eigenvalues below `noise` times the largest are rounding: a small damping must not blow them up.
+    """
     if len(eigenvalues) == 0 or eigenvalues[0] <= 0:
         return torch.zeros_like(eigenvalues), 0.0, 1.0
+    kept = eigenvalues > (noise if damping else max(cutoff, noise)) * eigenvalues[0]
+    shifted = eigenvalues + damping
+    inverse = torch.where(kept, 1 / shifted.where(kept, 1), 0)
     if damping:
-        shifted = eigenvalues + damping
-        rank = float((eigenvalues / shifted).sum())
-        # Noise of the QR path (of a Gram matrix it is larger, but so is the damping there): no curvature at all.
-        noise = (len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps) ** 2
-        inverse = torch.where(eigenvalues > noise * eigenvalues[0], 1 / shifted, 0)
-        return inverse, rank, float(shifted[0] / shifted[-1])
-    kept = eigenvalues > cutoff * eigenvalues[0]
-    inverse = torch.where(kept, 1 / eigenvalues.where(kept, 1), 0)
-    return inverse, float(kept.sum()), float(eigenvalues[0] / eigenvalues[kept][-1])
+        return inverse, float((eigenvalues * inverse).sum()), float(shifted[0] / shifted[-1])
+    return inverse, float(kept.sum()), float(shifted[0] / shifted[kept][-1])
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,8 @@ class FIPA:
     Parameters
     ----------
     damping
-        $\beta$. Zero is the pseudo-inverse. The paper uses zero for fitting and PDEs, 0.5 for images.
+        $\beta$. Zero is the pseudo-inverse, which the paper uses for fitting and PDEs; the published code has 0.5 for
+        images.
     step
         $\gamma$.
     cutoff
@@ -66,7 +59,7 @@ class FIPA:
     cutoff: float = CUTOFF
 
     def __post_init__(self) -> None:
-        check_positive(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
 
     @classmethod
     def as_in_authors_code(cls, damping: float, step: float) -> FIPA:
@@ -104,7 +97,7 @@ class CompletedFIPA:
     cutoff: float = CUTOFF
 
     def __post_init__(self) -> None:
-        check_positive(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         stack = Stack(cohort.require(Sketch, "CompletedFIPA"), cohort.weights)
@@ -128,7 +121,9 @@ class ReducedSolve:
     def __init__(self, stack: Stack, damping: float, cutoff: float) -> None:
         bound = stack.largest_possible
         values, self.vectors = stack.spectrum(resolution=damping / bound if bound else 1.0)
-        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(values, damping, cutoff)
+        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(
+            values, damping, cutoff, noise=(len(values) * torch.finfo(stack.dtype).eps) ** 2
+        )
 
     def __call__(self, v: Tensor) -> Tensor:
         """$F v$ (R)."""

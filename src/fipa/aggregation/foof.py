@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
-from fipa.aggregation.fipa import check_positive
-from fipa.aggregation.rule import Step
+from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.covariance import InputCovariance
 from fipa.errors import FipaError, UpdateError
 
@@ -35,7 +34,7 @@ class FOOF:
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self, damping=self.damping, step=self.step)
+        check_not_negative(self, damping=self.damping, step=self.step)
         if self.damping == 0:
             raise FipaError("FOOF(damping=0): covariances of few examples are singular, use a positive damping")
 
@@ -53,7 +52,7 @@ class FOOF:
                 raise UpdateError(f"{client} and {cohort.clients[0]} differ in the covariance of {min(odd)!r}")
         for weight_name, (bias_name, first) in covariances[0].layers.items():
             for client, c in zip(cohort.clients, covariances, strict=True):
-                if weight_name not in c.layers or c.layers[weight_name][1].shape != first.shape:
+                if c.layers[weight_name][1].shape != first.shape:
                     raise UpdateError(
                         f"{client} sent no covariance of the shape {tuple(first.shape)} for {weight_name!r}"
                     )

@@ -32,15 +32,16 @@ class Diagnostics:
     cosine_with_fedavg
         Between this step and the plain average of the updates.
     shares
-        Part of each client in the step, $\langle d_m, d \rangle / |d|^2$ where $d = \sum_m d_m$: they sum to 1, and a
-        negative one belongs to a client that was overruled.
+        Part of each client in the step, by id, else by place in the list:
+        $\langle d_m, d \rangle / |d|^2$ where $d = \sum_m d_m$. They sum to 1, and a negative one belongs to a client
+        that was overruled.
     """
 
     effective_rank: float
     condition_number: float
     step_length: float
     cosine_with_fedavg: float
-    shares: dict[str, float]
+    shares: dict[int | str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +91,8 @@ def aggregate(
     Parameters
     ----------
     theta
-        The broadcast parameters: flat, or by name (a `state_dict`, or `fipa.parameters_of(model)`). Names that the
-        clients did not train pass through unchanged; a tied weight changes under all of its names.
+        The broadcast parameters: flat, or by name (`fipa.parameters_of(model)`, a copy of a `state_dict`). Names that
+        the clients did not train pass through unchanged; a tied weight changes under all of its names.
     updates
         The clients of this round.
     rule
@@ -123,18 +124,25 @@ def aggregate(
         condition_number=step.condition_number,
         step_length=float(step.change.norm()),
         cosine_with_fedavg=_cosine(step.change, cohort.mean_delta),
-        shares={c: p / total if total else 0.0 for c, p in zip(cohort.clients, step.projections, strict=True)},
+        shares={i: p / total if total else 0.0 for i, p in zip(cohort.ids, step.projections, strict=True)},
     )
     if isinstance(theta, Tensor):
         return Result(changed.reshape(theta.shape), diagnostics, step.state)
     return Result(_merge(theta, changed, layout), diagnostics, step.state)
 
 
+def check_not_negative(rule: object, **values: float) -> None:
+    """Refuse negative or non-finite settings of a rule."""
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise FipaError(f"{type(rule).__name__}({name}={value}): must be a finite number, not negative")
+
+
 def _merge(theta: Mapping[str, Tensor], flat: Tensor, layout: Layout | None) -> dict[str, Tensor]:
     """Put the changed parameters back among the others, and under every name that shares their memory."""
     assert layout is not None
     new = dict(theta)
-    changed = layout.unflatten(flat)
+    changed = {name: t.clone() for name, t in layout.unflatten(flat).items()}
     owner: dict[object, str] = {}
     for name in layout.names:
         other = owner.setdefault(_place(name, theta[name]), name)
@@ -143,7 +151,7 @@ def _merge(theta: Mapping[str, Tensor], flat: Tensor, layout: Layout | None) -> 
     for name, tensor in theta.items():
         source = owner.get(_place(name, tensor))
         if source is not None:
-            new[name] = changed[source].clone()
+            new[name] = changed[source]  # one tensor under all names of a tied weight: it stays tied
     return new
 
 
@@ -156,4 +164,4 @@ def _place(name: str, tensor: Tensor) -> object:
 
 def _cosine(a: Tensor, b: Tensor) -> float:
     norms = float(a.norm()) * float(b.norm())
-    return float(a @ b) / norms if norms else 0.0
+    return max(-1.0, min(1.0, float(a @ b) / norms)) if norms else 0.0

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.fedavg import FedAvg
-from fipa.aggregation.fipa import check_positive
-from fipa.aggregation.rule import Rule, Step
+from fipa.aggregation.rule import Rule, Step, check_not_negative
 from fipa.errors import FipaError, LayoutError
 
 State = dict[str, Tensor]
@@ -30,7 +29,7 @@ class FedAvgM:
     inner: Rule = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        check_positive(self, momentum=self.momentum, lr=self.lr)
+        check_not_negative(self, momentum=self.momentum, lr=self.lr)
         _check_below_one(self, momentum=self.momentum)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
@@ -54,7 +53,7 @@ class _Adaptive(ABC):
     inner: Rule = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        check_positive(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        check_not_negative(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
         _check_below_one(self, beta1=self.beta1, beta2=self.beta2)
         if self.tau == 0:
             raise FipaError(f"{type(self).__name__}(tau=0): a parameter that never moved would be 0 / 0")

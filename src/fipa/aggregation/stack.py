@@ -33,6 +33,11 @@ class Stack:
         self.ranks = [s.rank for s in sketches]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the sketches; their rounding is the noise of the spectrum."""
+        return self.vectors[0].dtype
+
+    @property
     def largest_possible(self) -> float:
         """An upper bound of the largest eigenvalue of H."""
         return sum(float(s.square().max()) for s in self.scales if len(s))
@@ -58,8 +63,7 @@ class Stack:
             empty = self.scales[0].new_zeros(0)
             return empty, empty.reshape(0, 0)
         if resolution >= _SAFE_AS_GRAM:
-            own = self.vectors[0].dtype
-            gram = self._gram(own if resolution >= _SAFE_IN_OWN_DTYPE else torch.float64)
+            gram = self._gram(self.dtype if resolution >= _SAFE_IN_OWN_DTYPE else torch.float64)
             values, vectors = torch.linalg.eigh(gram)
             return values.flip(0).clamp(min=0), vectors.flip(1)
         _, singular, right = torch.linalg.svd(self._triangular_factor())

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fipa.curvature.additive import AdditiveStatistics
-from fipa.curvature.covariance import InputCovariance
-from fipa.curvature.diagonal import DiagonalCurvature
-from fipa.curvature.sketch import Sketch
-
-Curvature = Sketch | DiagonalCurvature | InputCovariance | AdditiveStatistics
+from fipa.curvature.summary import CurvatureSummary
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,5 +30,5 @@ class ClientUpdate:
 
     delta: Tensor | Mapping[str, Tensor]
     num_examples: int
-    sketch: Curvature | None = None
+    sketch: CurvatureSummary | None = None
     client_id: int | str | None = None

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import check_finite
-from fipa.curvature.routes import MEMORY_LIMIT, Route, build_operator
+from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
+from fipa.curvature.summary import CurvatureSummary, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import LayoutError, SketchError, UpdateError
 from fipa.layout import Layout, ParamSelection
 
 
 @dataclass(frozen=True, eq=False)
-class AdditiveStatistics:
+class AdditiveStatistics(CurvatureSummary):
     r"""Example-weighted means over one client, or over a pool of clients.
 
     Attributes
@@ -36,7 +36,7 @@ class AdditiveStatistics:
         Mean of $\Delta\theta_m$ (p).
     num_examples
         Weight of these means: $\sum_m N_m$.
-    seed
+    test_seed
         Of $\Omega$, see `random_test_matrix`.
     """
 
@@ -44,8 +44,20 @@ class AdditiveStatistics:
     response: Tensor
     delta: Tensor
     num_examples: int
-    seed: int
+    test_seed: int
     layout: Layout
+
+    made_by = "fipa.additive_statistics"
+
+    def tensors(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"products": self.products, "response": self.response, "delta": self.delta}
+
+    def problem(self, parameters: int) -> str | None:  # noqa: D102
+        return (
+            wrong_shape("products", self.products, (parameters, self.products.shape[-1]))
+            or wrong_shape("response", self.response, (parameters,))
+            or wrong_shape("delta", self.delta, (parameters,))
+        )
 
     @property
     def width(self) -> int:
@@ -54,15 +66,17 @@ class AdditiveStatistics:
 
     def mismatch(self, other: AdditiveStatistics) -> str | None:
         """Why two statistics cannot be pooled, or None."""
-        if self.seed != other.seed or self.width != other.width:
+        if self.test_seed != other.test_seed or self.width != other.width:
             return (
-                f"used the test matrix (seed {other.seed}, width {other.width}), others "
-                f"(seed {self.seed}, width {self.width}): all clients of a round must share both"
+                f"used the test matrix (seed {other.test_seed}, width {other.width}), others "
+                f"(seed {self.test_seed}, width {self.width}): all clients of a round must share both"
             )
         if self.layout != other.layout:
-            return "covers other parameters"
+            odd = sorted(set(self.layout.names) ^ set(other.layout.names))
+            what = odd[0] if odd else "their shapes"
+            return f"covers other parameters than the others ({what}): use the same params=... everywhere"
         if self.products.dtype != other.products.dtype:
-            return f"has dtype {other.products.dtype}, others {self.products.dtype}"
+            return f"has dtype {other.products.dtype}, others {self.products.dtype}: convert with .to(...)"
         return None
 
 
@@ -75,14 +89,14 @@ def pool(statistics: Iterable[AdditiveStatistics]) -> AdditiveStatistics:
     examples = 0
     for i, one in enumerate(statistics):
         if one.num_examples <= 0:
-            raise UpdateError(f"statistics #{i} have {one.num_examples} examples")
+            raise UpdateError(f"statistics #{i} have {one.num_examples} examples: leave out clients without data")
         if total is None:
             total = AdditiveStatistics(
                 one.products * one.num_examples,
                 one.response * one.num_examples,
                 one.delta * one.num_examples,
                 one.num_examples,
-                one.seed,
+                one.test_seed,
                 one.layout,
             )
         else:
@@ -100,7 +114,7 @@ def pool(statistics: Iterable[AdditiveStatistics]) -> AdditiveStatistics:
         total.response.div_(examples),
         total.delta.div_(examples),
         examples,
-        total.seed,
+        total.test_seed,
         total.layout,
     )
 
@@ -118,62 +132,56 @@ def random_test_matrix(parameters: int, width: int, seed: int, dtype: torch.dtyp
 def additive_statistics(
     model: nn.Module,
     data: Any,
-    delta: Tensor | Mapping[str, Tensor],
     loss: LossName = "cross_entropy",
     *,
+    delta: Tensor | Mapping[str, Tensor],
     width: int,
-    seed: int,
+    test_seed: int,
     num_examples: int,
     params: ParamSelection = None,
     route: Route = "auto",
     max_examples: int | None = None,
     sampled_labels: int | None = None,
-    sampling_seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
     memory_limit: int = MEMORY_LIMIT,
+    seed: int = 0,
 ) -> AdditiveStatistics:
     r"""What one client adds to a round of additive FIPA: L + 1 products with its curvature, one pass over its data.
 
     Parameters
     ----------
-    model, data, loss, params, route, max_examples, sampled_labels, memory_limit
+    model, data, loss, params, route, max_examples, sampled_labels, dtype, device, memory_limit, seed
         As for `sketch`. The model must hold the broadcast parameters, not the trained ones.
     delta
         The update of local training, flat or by name.
-    width, seed
-        L and the round's seed, the same for all clients. A width of a little more than the rank that matters suffices.
+    width, test_seed
+        L and the seed of the round's test matrix, the same for all clients. A little more than the rank that matters
+        suffices.
     num_examples
         The client's weight $N_m$ (all its examples, also when the curvature is taken on a sub-sample).
-    sampling_seed
-        Of sub-sampling and sampled labels; may differ between clients.
 
     >>> model = nn.Linear(4, 3)
-    >>> one = additive_statistics(model, torch.randn(50, 4), torch.zeros(15), width=6, seed=1, num_examples=50)
+    >>> x, delta = torch.randn(50, 4), torch.zeros(15)
+    >>> one = additive_statistics(model, x, delta=delta, width=6, test_seed=1, num_examples=50)
     >>> one.products.shape, one.num_examples
     (torch.Size([15, 6]), 50)
     """
     if width < 1 or num_examples < 1:
         raise SketchError(f"width and num_examples must be at least 1, got width {width}, num_examples {num_examples}")
-    with evaluation_mode(model):
-        operator, layout, _ = build_operator(
-            model,
-            data,
-            loss,
-            params=params,
-            route=route,
-            max_examples=max_examples,
-            sampled_labels=sampled_labels,
-            dtype=None,
-            device=None,
-            memory_limit=memory_limit,
-            generator=torch.Generator().manual_seed(sampling_seed),
-        )
+    with curvature_of(
+        model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
+        dtype=dtype, device=device, memory_limit=memory_limit, generator=torch.Generator().manual_seed(seed),
+    ) as (operator, layout, _):  # fmt: skip
+        like = operator.like
         flat = layout.flatten(delta) if isinstance(delta, Mapping) else delta.detach().reshape(-1)
-        if flat.shape != (layout.numel,) or flat.dtype != operator.like.dtype:
+        flat = flat.to(dtype=dtype, device=device)
+        if flat.shape != (layout.numel,) or flat.dtype != like.dtype:
             raise LayoutError(
                 f"delta has length {flat.numel()} and {flat.dtype}, the selected parameters {layout.numel} and "
-                f"{operator.like.dtype}"
+                f"{like.dtype}: train and send the same parameters"
             )
-        omega = random_test_matrix(layout.numel, width, seed, operator.like.dtype).to(operator.like.device)
+        omega = random_test_matrix(layout.numel, width, test_seed, like.dtype).to(like.device)
         products = operator.product(torch.cat([omega, flat[:, None]], dim=1))
     check_finite(products)
-    return AdditiveStatistics(products[:, :-1], products[:, -1], flat, num_examples, seed, layout)
+    return AdditiveStatistics(products[:, :-1], products[:, -1], flat, num_examples, test_seed, layout)

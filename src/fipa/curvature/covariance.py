@@ -6,16 +6,20 @@ the layer's inputs alone. A bias is an input that is always 1; a convolution's i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
+from torch.utils._pytree import tree_map
 
+from fipa.curvature.data import cast, length, thinned
 from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import check_finite
-from fipa.curvature.terms import terms_of
+from fipa.curvature.summary import CurvatureSummary, wrong_shape
+from fipa.curvature.terms import model_caller
 from fipa.errors import SketchError
 from fipa.layout import Layout, ParamSelection, parameters_of
 
@@ -23,7 +27,7 @@ _BATCH = 128
 
 
 @dataclass(frozen=True, eq=False)
-class InputCovariance:
+class InputCovariance(CurvatureSummary):
     """Input covariances by layer, with the layout of all parameters; those of other layers have none.
 
     `layers` maps the name of a weight to (name of its bias or None, covariance).
@@ -33,6 +37,29 @@ class InputCovariance:
     layout: Layout
     num_examples: int = 0
 
+    made_by = "fipa.input_covariance"
+
+    def tensors(self) -> dict[str, Tensor]:  # noqa: D102
+        return {f"covariance of {weight}": matrix for weight, (_, matrix) in self.layers.items()}
+
+    def to(self, *args: Any, **kwargs: Any) -> InputCovariance:  # noqa: D102
+        layers = {weight: (bias, matrix.to(*args, **kwargs)) for weight, (bias, matrix) in self.layers.items()}
+        return replace(self, layers=layers)
+
+    def problem(self, parameters: int) -> str | None:  # noqa: D102
+        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        for weight, (bias, matrix) in self.layers.items():
+            for name in (weight, bias):
+                if name is not None and name not in shapes:
+                    return f"sent a covariance of {name!r}, which is none of its parameters: use fipa.input_covariance"
+            side = math.prod(shapes[weight][1:]) + (bias is not None)
+            wrong = wrong_shape(f"the covariance of {weight}", matrix, (side, side))
+            if wrong:
+                return wrong
+            if bool((matrix.diagonal() < 0).any()):
+                return f"sent a negative covariance of {weight}: a curvature has no negative diagonal"
+        return None
+
 
 def input_covariance(
     model: nn.Module,
@@ -40,23 +67,22 @@ def input_covariance(
     *,
     params: ParamSelection = None,
     max_examples: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
 ) -> InputCovariance:
     """Mean outer products of the inputs of every selected `nn.Linear` and (ungrouped) `nn.Conv2d`.
 
+    Arguments as for `sketch`. Layers that the forward pass does not call as modules (attention does that with its
+    projections) get none, and are averaged.
+
     >>> list(input_covariance(nn.Linear(4, 3), torch.randn(50, 4)).layers)
     ['weight']
     """
-    values = parameters_of(model, params)
-    terms = terms_of(
-        model,
-        data,
-        "mse",  # any loss on the outputs will do: only the forward pass is used
-        values,
-        max_examples=max_examples,
-        sampled_labels=None,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
+    like = next(iter(values.values()))
+    call = model_caller(model, values)
+    batches = thinned(data, max_examples, torch.Generator().manual_seed(seed))
     layers = dict(_covered(model, values))
     sums: dict[str, Tensor] = {}
     counts = dict.fromkeys(layers, 0)
@@ -80,19 +106,17 @@ def input_covariance(
         handles.append(module.register_forward_hook(hook))
     try:
         with evaluation_mode(model), torch.no_grad():
-            for term in terms:
-                for i in range(0, term.examples, _BATCH):
-                    term.outputs(values, term.part(i, min(i + _BATCH, term.examples))[0])
+            for batch in batches:
+                for i in range(0, length(batch), _BATCH):
+                    x = tree_map(lambda t, i=i: cast(t[i : i + _BATCH], like), batch)
+                    call(values, **x) if isinstance(x, dict) else call(values, x)
     finally:
         for handle in handles:
             handle.remove()
-    unused = [name for name in layers if not counts[name]]
-    if unused:
-        raise SketchError(f"the layers of {unused} took no part in the forward pass: leave them out with params=...")
     for total in sums.values():
         check_finite(total)
-    covariances = {name: (layers[name], sums[name] / counts[name]) for name in layers}
-    return InputCovariance(covariances, Layout.of(values), sum(term.examples for term in terms))
+    covariances = {name: (layers[name], total / counts[name]) for name, total in sums.items()}
+    return InputCovariance(covariances, Layout.of(values), sum(map(length, batches)))
 
 
 def _covered(model: nn.Module, values: dict[str, Tensor]) -> list[tuple[str, str | None]]:

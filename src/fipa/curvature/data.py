@@ -44,8 +44,23 @@ def _batches(data: Any) -> Iterable[Any]:
     if isinstance(data, Tensor | Mapping) or _is_pair(data):
         return [data]
     if not isinstance(data, Iterable):
-        raise SketchError(f"data must be tensors or an iterable of (x, y) batches, not {type(data).__name__}")
+        raise SketchError(
+            f"data must be tensors or an iterable of (x, y) batches, not {type(data).__name__}: wrap a Dataset in a "
+            "torch.utils.data.DataLoader"
+        )
+    if _may_be_a_pair(data):
+        raise SketchError(
+            "two entries, the second a tensor: pass inputs and labels as the tuple (x, y) with x a tensor or a dict, "
+            "or batches as [(x1, y1), (x2, y2)]"
+        )
     return data
+
+
+def _may_be_a_pair(data: Any) -> bool:
+    """A list [x, y], or nested inputs ((a, b), y): taken as two batches, its labels would pass for inputs."""
+    if not isinstance(data, list | tuple) or len(data) != 2 or not isinstance(data[1], Tensor):
+        return False
+    return not isinstance(data[0], Tensor) or data[0].shape[:1] == data[1].shape[:1]
 
 
 def _inputs(batch: Any) -> Inputs:

@@ -8,21 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fipa.curvature.explicit import _BLOCK_BYTES, ExplicitRows
-from fipa.curvature.modes import evaluation_mode
+from fipa.curvature.explicit import BLOCK_BYTES, ExplicitRows
 from fipa.curvature.operator import check_finite
-from fipa.curvature.routes import build_operator
+from fipa.curvature.routes import curvature_of
+from fipa.curvature.summary import CurvatureSummary, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.layout import Layout, ParamSelection
 
 
 @dataclass(frozen=True, eq=False)
-class DiagonalCurvature:
+class DiagonalCurvature(CurvatureSummary):
     """The diagonal of a curvature matrix (p), with the layout of the parameters it covers."""
 
     values: Tensor
     layout: Layout
     num_examples: int = 0
+
+    made_by = "fipa.diagonal_fisher"
+
+    def tensors(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"values": self.values}
+
+    def problem(self, parameters: int) -> str | None:  # noqa: D102
+        if bool((self.values < 0).any()):
+            return "sent a negative diagonal: a curvature has none; use fipa.diagonal_fisher"
+        return wrong_shape("values", self.values, (parameters,))
 
 
 def diagonal_fisher(
@@ -42,23 +52,13 @@ def diagonal_fisher(
     >>> diagonal_fisher(nn.Linear(4, 3), torch.randn(50, 4)).values.shape
     torch.Size([15])
     """
-    with evaluation_mode(model):
-        operator, layout, num_examples = build_operator(
-            model,
-            data,
-            loss,
-            params=params,
-            route="rows",
-            max_examples=max_examples,
-            sampled_labels=sampled_labels,
-            dtype=dtype,
-            device=device,
-            memory_limit=_BLOCK_BYTES,  # rows are used once: never hold more than a block
-            generator=torch.Generator().manual_seed(seed),
-        )
+    with curvature_of(
+        model, data, loss, params=params, route="rows", max_examples=max_examples, sampled_labels=sampled_labels,
+        dtype=dtype, device=device, memory_limit=BLOCK_BYTES, generator=torch.Generator().manual_seed(seed),
+    ) as (operator, layout, num_examples):  # fmt: skip
         assert isinstance(operator, ExplicitRows)
         values = operator.like.new_zeros(operator.parameters)
-        for _, block in operator.blocks():
+        for _, block in operator.blocks():  # rows are used once: the limit keeps no more than a block of them
             values += block.square().sum(0)
     check_finite(values)
     return DiagonalCurvature(values, layout, num_examples)

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from fipa.curvature.data import Inputs
-from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.operator import CurvatureOperator, Eigenpairs, explain_failure
 from fipa.curvature.terms import Params, Term
 from fipa.layout import Layout
 
-_BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
+BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
 
 
 class ExplicitRows(CurvatureOperator):
@@ -26,7 +26,7 @@ class ExplicitRows(CurvatureOperator):
         self.like = next(iter(params.values()))
         self.parameters = self.layout.numel
         self.rows = sum(term.examples * term.rows_per_example for term in terms)
-        self._block_bytes = min(_BLOCK_BYTES, memory_limit)
+        self._block_bytes = min(BLOCK_BYTES, memory_limit)
         self.matrix = self._collect() if self.bytes_needed(terms, params) <= memory_limit else None
 
     @staticmethod
@@ -56,7 +56,7 @@ class ExplicitRows(CurvatureOperator):
             out.addmm_(block.T, Z[start : start + len(block)])
         return out
 
-    def trace(self, generator: torch.Generator) -> float:  # noqa: D102
+    def trace(self, generator: torch.Generator, kept: Eigenpairs | None = None) -> float:  # noqa: D102
         return sum(float(torch.linalg.vector_norm(block)) ** 2 for _, block in self.blocks())
 
     def _collect(self) -> Tensor:
@@ -87,7 +87,12 @@ class ExplicitRows(CurvatureOperator):
                 return {name: row[None] for name, row in rows.items()}
             return vmap(pull)(cotangents.permute(2, 0, 1))[0]
 
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            explain_failure(
+                "per-example gradients by vmap", 'route="matrix_free"', lambda: term.outputs(self.params, inputs)
+            ),
+        ):
             rows = vmap(rows_of_one)(inputs, extra)
         return [rows[name].flatten(0, 1) for name in self.layout.names]
 

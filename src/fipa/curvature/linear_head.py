@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fipa.curvature.data import Inputs
-from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.operator import CurvatureOperator, Eigenpairs
 from fipa.curvature.terms import Params, Term
 from fipa.errors import SketchError
 
@@ -20,10 +20,13 @@ _FORWARD_BATCH = 128
 
 
 def find_head(model: nn.Module, names: list[str]) -> nn.Linear | None:
-    """The linear layer whose parameters are exactly `names`, if there is one and it shares them with no other."""
+    """The linear layer whose parameters are exactly `names`, if there is one and it shares them with no other.
+
+    Layers that only derive from `nn.Linear`, or carry hooks or parametrisations, may compute something else.
+    """
     everything = list(model.named_parameters(remove_duplicate=False))
     for path, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:
             prefix = f"{path}." if path else ""
             own = {f"{prefix}{name}": tensor for name, tensor in module.named_parameters()}
             uses = [name for name, tensor in everything if any(tensor is mine for mine in own.values())]
@@ -81,7 +84,7 @@ class LinearHead(CurvatureOperator):
         flat = weight.unflatten(1, (self.classes, columns)).movedim(0, 1).flatten(0, 1)
         return torch.cat([flat, bias]) if self.bias else flat
 
-    def trace(self, generator: torch.Generator) -> float:  # noqa: D102
+    def trace(self, generator: torch.Generator, kept: Eigenpairs | None = None) -> float:  # noqa: D102
         total = 0.0
         for features, factor in self._blocks(columns=1):
             norms = features.square().sum(1) + float(self.bias)
@@ -112,34 +115,31 @@ def _run_backbone(head: nn.Linear, term: Term, params: Params) -> tuple[Tensor, 
 def _catch(head: nn.Linear, term: Term, params: Params, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Evaluate the outputs and take what passed through the head on the way.
 
-    The head's output is swapped for a marker. Equal values would prove little (a head of zeros, then scaled); a marker
-    that comes out untouched proves that nothing follows the head.
+    That nothing follows the head is shown by identity: its output, unmodified, must be what comes out.
     """
-    passed: list[tuple[Tensor, Tensor]] = []
-
-    def swap(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        passed.append((args[0], out))
-        return _marker(out.numel(), out).reshape(out.shape)
-
-    handle = head.register_forward_hook(swap)
+    passed: list[tuple[Tensor, Tensor, int]] = []
+    handle = head.register_forward_hook(lambda _, args, out: passed.append((args[0], out, out._version)))
     try:
         with torch.enable_grad():  # nothing but the head varies: features that need a gradient depend on it
-            z = term.outputs({name: t.detach().requires_grad_() for name, t in params.items()}, inputs).detach()
+            z = term.outputs({name: t.detach().requires_grad_() for name, t in params.items()}, inputs)
     finally:
         handle.remove()
-    if not torch.equal(z.flatten(), _marker(z.numel(), z)) or len(passed) != 1 or passed[0][0].dim() != 2:
+    features, out, version = passed[0] if len(passed) == 1 else (z, z.new_empty(0), 0)
+    if not _same_memory(z, out) or out._version != version or features.dim() != 2:
         raise SketchError(
             "the selected linear layer is not the model's last step (its output is not the model's output): "
             'use route="rows" or "matrix_free"'
         )
-    features, outputs = passed[0]
     if features.requires_grad:
         raise SketchError(
             "the inputs of the selected linear layer depend on its own parameters (tied in the forward pass): "
             'use route="rows" or "matrix_free"'
         )
-    return features, outputs.detach()
+    return features, out.detach()
 
 
-def _marker(length: int, like: Tensor) -> Tensor:
-    return torch.linspace(-1, 1, length, dtype=like.dtype, device=like.device)
+def _same_memory(z: Tensor, out: Tensor) -> bool:
+    try:
+        return z.data_ptr() == out.data_ptr() and z.numel() == out.numel() and z.is_contiguous()
+    except RuntimeError:  # inside a transform of torch.func: a residual that differentiates the head
+        return False

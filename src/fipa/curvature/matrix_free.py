@@ -11,11 +11,11 @@ from torch.func import jvp, vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.operator import CurvatureOperator, Eigenpairs, explain_failure
 from fipa.curvature.terms import Params, Term
 from fipa.layout import Layout
 
-_TRACE_PROBES = 30  # relative error of the trace estimate: about sqrt(2 / 30) |H|_F / Tr H, a few per cent
+_TRACE_PROBES = 30  # standard error of the estimate: sqrt(2 / 30) |H|_F, of the part of H that it estimates
 
 
 class MatrixFree(CurvatureOperator):
@@ -46,7 +46,14 @@ class MatrixFree(CurvatureOperator):
                     z, dz = jvp(lambda p: term.outputs(p, inputs), (self.params,), (tangent,))  # type: ignore[misc]  # noqa: B023
                     return z, dz
 
-                with torch.no_grad():
+                with (
+                    torch.no_grad(),
+                    explain_failure(
+                        "Jacobian products by forward mode",
+                        'route="rows"',
+                        lambda: term.outputs(self.params, inputs),  # noqa: B023
+                    ),
+                ):
                     z, dz = vmap(push, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]  # dz: (L, n, C)
                     rows = torch.einsum("nck,lnc->nkl", term.factor(z, extra), dz)
                 out[first:last, a : a + vectors] = rows.flatten(0, 1)
@@ -66,16 +73,22 @@ class MatrixFree(CurvatureOperator):
                         out[a : a + vectors, where] += pulled[name].reshape(len(pulled[name]), -1)
         return out.T
 
-    def trace(self, generator: torch.Generator) -> float:  # noqa: D102
+    def trace(self, generator: torch.Generator, kept: Eigenpairs | None = None) -> float:  # noqa: D102
+        # The large eigenvalues are known; Hutchinson's estimate is for the complement of their eigenvectors.
         probes = self.random(self.parameters, _TRACE_PROBES, generator).sign()
-        return float(self.forward(probes).square().sum()) / _TRACE_PROBES
+        inside = 0.0
+        if kept is not None:
+            vectors, values = kept
+            probes -= vectors @ (vectors.T @ probes)
+            inside = float(values.sum())
+        return inside + float(self.forward(probes).square().sum()) / _TRACE_PROBES
 
     def _blocks(self, columns: int) -> Iterator[tuple[Term, tuple[int, int], tuple[int, int], int]]:
         """Terms cut into (examples, rows of A), with the number of columns to take at once."""
         row = 0
         for term, size in zip(self.terms, self._activation_bytes, strict=True):
             pairs = max(1, self._budget // size)  # example-vector pairs that fit
-            examples = min(term.examples, max(1, pairs // columns), 256)
+            examples = min(term.examples, max(1, pairs // max(1, columns)), 256)
             vectors = max(1, pairs // examples)
             for start in range(0, term.examples, examples):
                 stop = min(start + examples, term.examples)

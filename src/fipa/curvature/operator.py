@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fipa.errors import SketchError
+
+Eigenpairs = tuple[Tensor, Tensor]  # eigenvectors (p x r), eigenvalues (r)
 
 
 class CurvatureOperator(ABC):
@@ -29,8 +34,8 @@ class CurvatureOperator(ABC):
         r"""$A^\top Z$ for Z (rows x L)."""
 
     @abstractmethod
-    def trace(self, generator: torch.Generator) -> float:
-        """Tr H: exact where that is cheap, else Hutchinson's estimate."""
+    def trace(self, generator: torch.Generator, kept: Eigenpairs | None = None) -> float:
+        """Tr H: exact where that is cheap, else estimated outside the span of the eigenvectors kept."""
 
     def product(self, V: Tensor) -> Tensor:
         """$H V$."""
@@ -39,6 +44,18 @@ class CurvatureOperator(ABC):
     def random(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """A Gaussian matrix at this operator's dtype and device, the same on every device for one seed."""
         return torch.randn(rows, columns, generator=generator, dtype=self.like.dtype).to(self.like.device)
+
+
+@contextmanager
+def explain_failure(what: str, other: str, plain: Callable[[], Any]) -> Iterator[None]:
+    """Name the way out when `torch.func` cannot transform a model. What `plain` raises too is the model's own error."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        with torch.no_grad():
+            plain()
+        reason = str(error).strip().splitlines()[0]
+        raise SketchError(f"this model does not support {what} ({reason}): try {other}") from error
 
 
 def check_finite(result: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.linear_head import LinearHead
 from fipa.curvature.matrix_free import MatrixFree
+from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import CurvatureOperator
 from fipa.curvature.terms import LossName, Term, terms_of
 from fipa.errors import SketchError
@@ -20,11 +23,36 @@ Route = Literal["auto", "rows", "matrix_free", "linear_head"]
 MEMORY_LIMIT = 2 * 2**30  # bytes; a constant, so that the route, and with it the last bits, do not vary by machine
 
 
-def build_operator(
+@contextmanager
+def curvature_of(
+    model: nn.Module,
+    data: Any,
+    loss: LossName = "cross_entropy",
+    *,
+    params: ParamSelection = None,
+    route: Route = "auto",
+    max_examples: int | None = None,
+    sampled_labels: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    generator: torch.Generator | None = None,
+) -> Iterator[tuple[CurvatureOperator, Layout, int]]:
+    """The curvature as an operator, the layout of its parameters, and the number of examples behind it.
+
+    A context, since the operator evaluates the model, which is in eval mode inside. Arguments as for `sketch`.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    with evaluation_mode(model):
+        yield _operator_layout_examples(
+            model, data, loss, params, route, max_examples, sampled_labels, dtype, device, memory_limit, generator
+        )
+
+
+def _operator_layout_examples(
     model: nn.Module,
     data: Any,
     loss: LossName,
-    *,
     params: ParamSelection,
     route: Route,
     max_examples: int | None,
@@ -34,7 +62,6 @@ def build_operator(
     memory_limit: int,
     generator: torch.Generator,
 ) -> tuple[CurvatureOperator, Layout, int]:
-    """The curvature as an operator, the layout of its parameters, and the number of examples behind it."""
     values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
     kinds = {(t.dtype, t.device) for t in values.values()}
     if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():

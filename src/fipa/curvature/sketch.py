@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import CurvatureOperator
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
-from fipa.curvature.routes import MEMORY_LIMIT, Route, build_operator
-from fipa.curvature.solvers import block_krylov, exact, subspace_iteration
+from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
+from fipa.curvature.solvers import EXACT_LIMIT, block_krylov, exact, subspace_iteration
+from fipa.curvature.summary import CurvatureSummary, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import RankWarning, SketchError
 from fipa.layout import Layout, ParamSelection
@@ -27,11 +27,12 @@ from fipa.layout import Layout, ParamSelection
 Solver = Literal["auto", "exact", "subspace", "krylov"]
 
 _FORMAT = "fipa-sketch-1"
+_FIRST_GUESS = 64  # eigenpairs to compute before an adaptive rank asks for more
 _EXACT_BY_DEFAULT = 1024  # side of the Gram matrix up to which the exact solver is also the fastest
 
 
 @dataclass(frozen=True, eq=False)
-class Sketch:
+class Sketch(CurvatureSummary):
     r"""Rank-r approximation $U \Lambda U^\top$ of a curvature matrix (paper Eq. `eq:lowrank_h`).
 
     Attributes
@@ -45,7 +46,9 @@ class Sketch:
     loss, num_examples
         What was differentiated, on how many examples.
     trace
-        Tr H: all curvature, kept or not. An estimate on the matrix-free route, else exact.
+        Tr H: all curvature, kept or not. The part that was not kept is estimated on the matrix-free route, else exact.
+        With sub-sampled examples or labels, H is the sampled matrix: of less rank than the full one, and with larger
+        leading eigenvalues.
     """
 
     eigenvectors: Tensor
@@ -53,7 +56,9 @@ class Sketch:
     layout: Layout
     loss: str = "unknown"
     num_examples: int = 0
-    trace: float = field(default=float("nan"))
+    trace: float = math.nan
+
+    made_by = "fipa.sketch"
 
     @property
     def rank(self) -> int:
@@ -66,24 +71,24 @@ class Sketch:
         left = 1.0 - float(self.eigenvalues.sum()) / self.trace if self.trace else 0.0
         return left if math.isnan(left) else max(0.0, left)
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the eigenpairs."""
-        return sum(t.numel() * t.element_size() for t in (self.eigenvectors, self.eigenvalues))
+    def tensors(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"eigenvectors": self.eigenvectors, "eigenvalues": self.eigenvalues}
+
+    def problem(self, parameters: int) -> str | None:  # noqa: D102
+        if self.eigenvalues.dim() != 1:
+            return wrong_shape("eigenvalues", self.eigenvalues, (self.eigenvalues.numel(),))
+        if bool((self.eigenvalues < 0).any()):
+            return (
+                f"sent the negative eigenvalue {float(self.eigenvalues.min()):.3g}: a Gauss-Newton matrix has none; "
+                "use fipa.sketch, or clamp rounding errors with eigenvalues.clamp(min=0)"
+            )
+        return wrong_shape("eigenvectors", self.eigenvectors, (parameters, self.rank))
 
     def truncate(self, rank: int) -> Sketch:
         """The same sketch with only its leading `rank` eigenpairs."""
         if rank < 0:
             raise SketchError(f"rank must not be negative, got {rank}")
         return replace(self, eigenvectors=self.eigenvectors[:, :rank], eigenvalues=self.eigenvalues[:rank])
-
-    def to(self, *args: Any, **kwargs: Any) -> Sketch:
-        """Move or convert both tensors, as `torch.Tensor.to` does."""
-        return replace(
-            self,
-            eigenvectors=self.eigenvectors.to(*args, **kwargs),
-            eigenvalues=self.eigenvalues.to(*args, **kwargs),
-        )
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file."""
@@ -119,8 +124,8 @@ def sketch(
     params: ParamSelection = None,
     route: Route = "auto",
     solver: Solver = "auto",
-    oversampling: int | None = None,
-    iterations: int | None = None,
+    oversampling: int = 10,
+    iterations: int = 4,
     max_examples: int | None = None,
     sampled_labels: int | None = None,
     dtype: torch.dtype | None = None,
@@ -152,17 +157,17 @@ def sketch(
     solver
         `"exact"`, the paper's `"subspace"` iteration, or block `"krylov"`. `"auto"`: exact if small, else krylov.
     oversampling, iterations
-        s and q of the paper for `"subspace"`; for `"krylov"` extra columns, and blocks beyond the first. 10 and 4 by
-        default.
+        s and q of the paper for `"subspace"`; for `"krylov"` extra columns, and blocks beyond the first.
     max_examples
         Sub-sample the examples, without replacement.
     sampled_labels
         Cross entropy only: draw this many labels per example from the model's predictions instead of summing over
-        all classes. Unbiased, and C - 1 times cheaper with one label.
+        all classes: C - 1 times cheaper with one label. H is then an unbiased estimate; its eigenvalues are not.
     dtype, device
         Of the computation and of the result; the parameters' own by default. The model is not moved.
     memory_limit
-        Bytes that rows or activations may take.
+        Bytes that rows or activations may take. The solver's own blocks come on top: some 2.5 (rank + oversampling)
+        columns of p numbers for `"krylov"`.
     seed
         Of sub-sampling, sampled labels and start vectors.
 
@@ -177,64 +182,51 @@ def sketch(
         rank = index(rank)
     elif not isinstance(rank, RelativeThreshold | TraceShare | None):
         raise SketchError(f"rank takes an integer, None, a RelativeThreshold or a TraceShare, got {rank!r}")
-    options = {
-        "oversampling": 10 if oversampling is None else oversampling,
-        "iterations": 4 if iterations is None else iterations,
-    }
-    for name, value in options.items():
+    for name, value in (("oversampling", oversampling), ("iterations", iterations)):
         if value < 0:
             raise SketchError(f"{name} must not be negative, got {value}")
     generator = torch.Generator().manual_seed(seed)
-    with evaluation_mode(model):
-        operator, layout, num_examples = build_operator(
-            model,
-            data,
-            loss,
-            params=params,
-            route=route,
-            max_examples=max_examples,
-            sampled_labels=sampled_labels,
-            dtype=dtype,
-            device=device,
-            memory_limit=memory_limit,
-            generator=generator,
-        )
+    with curvature_of(
+        model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
+        dtype=dtype, device=device, memory_limit=memory_limit, generator=generator,
+    ) as (operator, layout, num_examples):  # fmt: skip
+        options = {"oversampling": oversampling, "iterations": iterations, "generator": generator}
         possible = min(operator.rows, operator.parameters)
-        wanted = rank if isinstance(rank, int) else (rank.max_rank if rank else None)
+        fits = operator.rows * operator.parameters * operator.like.element_size() <= memory_limit
+        adaptive = isinstance(rank, RelativeThreshold | TraceShare)
+        wanted = rank.max_rank if isinstance(rank, RelativeThreshold | TraceShare) else rank
         if wanted is not None and wanted < 1:
             raise SketchError(f"rank must be at least 1, got {wanted}")
-        target = possible if wanted is None else min(wanted, possible)
-        if solver == "auto":
-            short = min(operator.rows, operator.parameters)
-            fits = operator.rows * operator.parameters * operator.like.element_size() <= memory_limit
-            solver = "exact" if fits and short <= max(_EXACT_BY_DEFAULT, 2 * target) else "krylov"
-        vectors, values = _solve(operator, target, solver, options, generator)
-        trace = operator.trace(generator)
-    if isinstance(rank, int):
-        if len(values) < rank:
-            warnings.warn(
-                f"rank {rank} was asked for, but {num_examples} examples of {layout.numel} parameters support only "
-                f"{len(values)}: kept {len(values)}",
-                RankWarning,
-                stacklevel=2,
-            )
-    elif rank is not None and len(values):
-        keep = rank.count(values, trace)
-        vectors, values = vectors[:, :keep], values[:keep]
-    return Sketch(vectors, values, layout, loss, num_examples, trace)
+        most = possible if wanted is None else min(wanted, possible)
+        target = min(most, _FIRST_GUESS) if adaptive and possible > _EXACT_BY_DEFAULT else most
+        while True:
+            chosen = solver
+            if solver == "auto":
+                small = possible <= max(_EXACT_BY_DEFAULT, min(2 * target, EXACT_LIMIT))
+                chosen = "exact" if (small and fits) or rank is None else "krylov"
+            vectors, values = _solve(operator, target, chosen, options)
+            trace = operator.trace(generator, (vectors, values))
+            keep = len(values)
+            if isinstance(rank, RelativeThreshold | TraceShare) and keep:
+                keep = rank.count(values, trace)
+            if not adaptive or keep < len(values) or len(values) < target or target == most:
+                break
+            target = min(2 * target, most)  # all that were computed would be kept: there may be more
+    if isinstance(rank, int) and len(values) < rank:
+        warnings.warn(
+            f"rank {rank} was asked for, but {num_examples} examples of {layout.numel} parameters support only "
+            f"{len(values)} in {values.dtype}: kept {len(values)}",
+            RankWarning,
+            stacklevel=2,
+        )
+    return Sketch(vectors[:, :keep], values[:keep], layout, loss, num_examples, trace)
 
 
-def _solve(
-    operator: CurvatureOperator,
-    rank: int,
-    solver: Solver,
-    options: dict[str, int],
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
+def _solve(operator: CurvatureOperator, rank: int, solver: Solver, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     if solver == "exact":
         return exact(operator, rank)
     if solver == "subspace":
-        return subspace_iteration(operator, rank, **options, generator=generator)
+        return subspace_iteration(operator, rank, **options)
     if solver == "krylov":
-        return block_krylov(operator, rank, **options, generator=generator)
+        return block_krylov(operator, rank, **options)
     raise SketchError(f'unknown solver {solver!r}: use "auto", "exact", "subspace" or "krylov"')

@@ -10,16 +10,16 @@ Each solver takes an operator and returns orthonormal eigenvectors (p x r) and e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fipa.curvature.explicit import ExplicitRows
-from fipa.curvature.operator import CurvatureOperator, check_finite
+from fipa.curvature.operator import CurvatureOperator, Eigenpairs, check_finite
 from fipa.errors import SketchError
 
 EXACT_LIMIT = 4096  # a Gram matrix of this side is the largest we decompose
-
-Eigenpairs = tuple[Tensor, Tensor]
 
 
 def exact(operator: CurvatureOperator, rank: int) -> Eigenpairs:
@@ -30,11 +30,26 @@ def exact(operator: CurvatureOperator, rank: int) -> Eigenpairs:
             f"the exact solver would decompose a {short} x {short} matrix (limit {EXACT_LIMIT}): "
             'use solver="krylov" or "subspace", or fewer examples (max_examples)'
         )
-    identity = torch.eye(short, dtype=operator.like.dtype, device=operator.like.device)
+    held = operator.matrix if isinstance(operator, ExplicitRows) else None
+    if held is not None:
+        if operator.rows <= operator.parameters:
+            return _from_columns(held.T, rank)
+        _, values, U = _right_singular(held, rank)
+        return U, values
     if operator.rows <= operator.parameters:
-        held = operator.matrix if isinstance(operator, ExplicitRows) else None
-        return _from_columns(operator.adjoint(identity) if held is None else held.T, rank)
-    return _from_basis(operator, identity, rank)
+        values, Z = _leading(_by_blocks(lambda block: operator.forward(operator.adjoint(block)), operator), rank)
+        columns, values, _ = _refine(operator.adjoint(Z), values, Z)
+        return _normalise(columns, values)
+    values, U = _leading(_by_blocks(operator.product, operator), rank)
+    _, values, U = _refine(operator.forward(U), values, U)
+    return U, values
+
+
+def _by_blocks(product: Callable[[Tensor], Tensor], operator: CurvatureOperator, columns: int = 64) -> Tensor:
+    """A square matrix from its products with the columns of the identity, a few at a time."""
+    short = min(operator.rows, operator.parameters)
+    identity = torch.eye(short, dtype=operator.like.dtype, device=operator.like.device)
+    return torch.cat([product(block) for block in identity.split(columns, dim=1)], dim=1)
 
 
 def subspace_iteration(
@@ -65,45 +80,62 @@ def block_krylov(
     back = operator.forward if by_rows else operator.adjoint
 
     Q = torch.linalg.qr(operator.random(side, columns, generator)).Q
-    images = [out(Q)]  # A^T Q or A Q, block by block: Rayleigh-Ritz needs them again
+    long = max(operator.rows, operator.parameters)
+    image = Q.new_empty(long, min(side, columns * (iterations + 1)))  # A^T Q or A Q, which Rayleigh-Ritz needs again
+    image[:, :columns] = out(Q)
     for _ in range(iterations):
-        block = back(images[-1])[:, : side - Q.shape[1]]
+        last = image[:, Q.shape[1] - columns : Q.shape[1]]
+        block = back(last)[:, : side - Q.shape[1]]
         if block.shape[1] == 0:
             break
         for _ in range(3):  # once for the digits, and twice for columns that QR makes up where the block has no rank
             block = torch.linalg.qr(block - Q @ (Q.T @ block)).Q
+        image[:, Q.shape[1] : Q.shape[1] + block.shape[1]] = out(block)
         Q = torch.cat([Q, block], dim=1)
-        images.append(out(block))
-    image = torch.cat(images, dim=1)
+        columns = block.shape[1]
     if by_rows:
         return _from_columns(image, rank)
-    values, right = _right_singular(image, rank)
+    _, values, right = _right_singular(image, rank)
     return Q @ right, values
 
 
 def _from_basis(operator: CurvatureOperator, V: Tensor, rank: int) -> Eigenpairs:
     """Rayleigh-Ritz on the span of the orthonormal columns of V (p x L)."""
-    values, right = _right_singular(operator.forward(V), rank)
+    _, values, right = _right_singular(operator.forward(V), rank)
     return V @ right, values
 
 
 def _from_columns(C: Tensor, rank: int) -> Eigenpairs:
     r"""Leading eigenpairs of $C C^\top$ for C (p x m)."""
-    values, right = _right_singular(C, rank)
-    return (C @ right) / values.sqrt(), values
+    columns, values, _ = _right_singular(C, rank)
+    return _normalise(columns, values)
 
 
-def _right_singular(C: Tensor, rank: int) -> Eigenpairs:
-    """Leading squared singular values of C and their right singular vectors, leaving out the null space."""
-    gram = C.T @ C
+def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
+    """Eigenvectors from columns of length sqrt(value), orthogonal up to rounding, which one Cholesky-QR mends."""
+    U = columns / values.sqrt()
+    lower = torch.linalg.cholesky(U.T @ U)
+    return torch.linalg.solve_triangular(lower, U.T, upper=False).T, values
+
+
+def _right_singular(C: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """$C R$, the leading squared singular values, and the right singular vectors R, leaving out the null space."""
+    values, vectors = _leading(C.T @ C, rank)
+    return _refine(C @ vectors, values, vectors)
+
+
+def _refine(image: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a Gram matrix has lost half of the digits of small eigenvalues, take them from the vectors' image."""
+    if len(values) and values[-1] < torch.finfo(image.dtype).eps ** 0.5 * values[0]:
+        _, sigma, turn = torch.linalg.svd(torch.linalg.qr(image, mode="r").R)
+        return image @ turn.T, sigma.square(), vectors @ turn.T
+    return image, values, vectors
+
+
+def _leading(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Leading eigenvalues and eigenvectors, without those that rounding does not tell from zero."""
     check_finite(gram)
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
-    eps = torch.finfo(C.dtype).eps
-    supported = int((values > 16 * eps * values[0]).sum())
-    values, vectors = values[:supported], vectors[:, :supported]
-    if supported and values[-1] < eps**0.5 * values[0]:
-        # The Gram matrix has lost half of the digits of values this small: take them from the columns instead.
-        _, sigma, turn = torch.linalg.svd(torch.linalg.qr(C @ vectors, mode="r").R)
-        values, vectors = sigma.square(), vectors @ turn.T
-    return values, vectors
+    supported = int((values > 16 * torch.finfo(gram.dtype).eps * values[0]).sum())
+    return values[:supported], vectors[:, :supported]

@@ -172,7 +172,7 @@ def terms_of(
     sampled_labels
         Sample this many labels per example from the model's own predictions, instead of summing over the classes.
     """
-    call = _caller(model, params)
+    call = model_caller(model, params)
     if loss == "least_squares":
         if max_examples is not None or sampled_labels is not None:
             raise SketchError("max_examples and sampled_labels do not apply to residuals: choose their inputs instead")
@@ -251,7 +251,7 @@ def _probabilities(z: Tensor) -> Tensor:
     return z.softmax(dim=1)
 
 
-def _caller(model: nn.Module, params: Params) -> Callable[..., Any]:
+def model_caller(model: nn.Module, params: Params) -> Callable[..., Any]:
     """The model as a function of the varying parameters; all else is fixed, at their dtype and device."""
     like = next(iter(params.values()))
     fixed = {
