@@ -47,6 +47,7 @@ def solves() -> Iterator[Record]:
     with PeakMemory() as memory:  # of the first call: a later one would reuse what this one left to the allocator
         fipa.aggregate(theta, updates, rule)
     ours, result = once(lambda: fipa.aggregate(theta, updates, rule))
+    paper_qr(sketches, deltas, DAMPING)
     theirs, reference = once(lambda: paper_qr(sketches, deltas, DAMPING))
     error = float((result.theta - reference).norm() / reference.norm())
     flops = P * RANK * RANK * CLIENTS * (CLIENTS + 1)  # upper blocks of the Gram matrix
@@ -98,7 +99,13 @@ def additive_memory() -> Iterator[Record]:
         with PeakMemory() as memory:
             times[clients], _ = once(lambda clients=clients: run(clients))  # type: ignore[misc]
         peaks[clients] = memory.bytes
-    detail = {"peak_bytes": peaks, "seconds": times, "statistics_bytes": one.products.nbytes}
+    solving, _ = once(lambda: fipa.aggregate(torch.zeros(P), [fipa.ClientUpdate(one.delta, 100, one)], rule))
+    detail = {
+        "peak_bytes": peaks,
+        "seconds": times,
+        "statistics_bytes": one.products.nbytes,
+        "solve_gemm_share": 15.0 * P * width**2 / solving / gemm_speed(),
+    }
     yield Record(
         "additive: peak memory of 1000 clients against 10",
         peaks[1000] / peaks[10],

@@ -58,7 +58,7 @@ ARMS = (
     Arm("FedAvg (server step 2)", lambda k: fipa.FedAvg(step=2.0), None, local_steps=200, rounds=40),
     Arm("FIPA (as published)", lambda k: fipa.FIPA(step=0.5), RANK, local_steps=200, rounds=40),
     # careful at first, bolder as the fit gets better
-    Arm("FIPA", lambda k: fipa.CompletedFIPA(damping=0.01 * 0.85**k), RANK, local_steps=200, rounds=40),
+    Arm("FIPA completed", lambda k: fipa.CompletedFIPA(damping=0.01 * 0.85**k), RANK, local_steps=200, rounds=40),
 )
 
 
