@@ -16,10 +16,10 @@ from torch.nn.functional import unfold
 from torch.utils._pytree import tree_map
 
 from fipa.curvature.data import cast, length, thinned
+from fipa.curvature.functional import model_caller
 from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import check_finite
 from fipa.curvature.summary import CurvatureSummary, wrong_shape
-from fipa.curvature.terms import model_caller
 from fipa.errors import SketchError
 from fipa.layout import Layout, ParamSelection, parameters_of
 

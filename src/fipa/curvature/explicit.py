@@ -9,23 +9,18 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from fipa.curvature.data import Inputs
-from fipa.curvature.operator import CurvatureOperator, Eigenpairs, explain_failure
-from fipa.curvature.terms import Params, Term
-from fipa.layout import Layout
+from fipa.curvature.functional import Params
+from fipa.curvature.operator import Eigenpairs, TermsOperator, explain_failure
+from fipa.curvature.terms import Term
 
 BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
 
 
-class ExplicitRows(CurvatureOperator):
+class ExplicitRows(TermsOperator):
     """Holds A in memory if it fits `memory_limit` bytes; otherwise every product recomputes it block by block."""
 
     def __init__(self, terms: list[Term], params: Params, memory_limit: int) -> None:
-        self.terms = terms
-        self.params = dict(params)
-        self.layout = Layout.of(params)
-        self.like = next(iter(params.values()))
-        self.parameters = self.layout.numel
-        self.rows = sum(term.examples * term.rows_per_example for term in terms)
+        super().__init__(terms, params)
         self._block_bytes = min(BLOCK_BYTES, memory_limit)
         self.matrix = self._collect() if self.bytes_needed(terms, params) <= memory_limit else None
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fipa.curvature.data import Inputs
+from fipa.curvature.functional import Params
 from fipa.curvature.operator import CurvatureOperator, Eigenpairs
-from fipa.curvature.terms import Params, Term
+from fipa.curvature.terms import Term
 from fipa.errors import SketchError
 
 _FORWARD_BATCH = 128

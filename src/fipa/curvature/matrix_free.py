@@ -11,14 +11,14 @@ from torch.func import jvp, vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fipa.curvature.operator import CurvatureOperator, Eigenpairs, explain_failure
-from fipa.curvature.terms import Params, Term
-from fipa.layout import Layout
+from fipa.curvature.functional import Params
+from fipa.curvature.operator import Eigenpairs, TermsOperator, explain_failure
+from fipa.curvature.terms import Term
 
 _TRACE_PROBES = 30  # standard error of the estimate: sqrt(2 / 30) |H|_F, of the part of H that it estimates
 
 
-class MatrixFree(CurvatureOperator):
+class MatrixFree(TermsOperator):
     """Products in blocks of examples x vectors whose activations stay within `memory_limit` bytes.
 
     $A V$ takes one JVP per column, $A^T Z$ one VJP, each vectorised over a block of columns; nothing of size rows x p
@@ -26,12 +26,7 @@ class MatrixFree(CurvatureOperator):
     """
 
     def __init__(self, terms: list[Term], params: Params, memory_limit: int) -> None:
-        self.terms = terms
-        self.params = dict(params)
-        self.layout = Layout.of(params)
-        self.like = next(iter(params.values()))
-        self.parameters = self.layout.numel
-        self.rows = sum(term.examples * term.rows_per_example for term in terms)
+        super().__init__(terms, params)
         self._budget = memory_limit // 4  # forward and backward each hold about two copies of the activations
         self._activation_bytes = [_activation_bytes(term, self.params) for term in terms]
 

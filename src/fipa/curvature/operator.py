@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fipa.curvature.functional import Params
+from fipa.curvature.terms import Term
 from fipa.errors import SketchError
+from fipa.layout import Layout
 
 Eigenpairs = tuple[Tensor, Tensor]  # eigenvectors (p x r), eigenvalues (r)
 
@@ -44,6 +47,18 @@ class CurvatureOperator(ABC):
     def random(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """A Gaussian matrix at this operator's dtype and device, the same on every device for one seed."""
         return torch.randn(rows, columns, generator=generator, dtype=self.like.dtype).to(self.like.device)
+
+
+class TermsOperator(CurvatureOperator):
+    """An operator that differentiates the terms of a loss."""
+
+    def __init__(self, terms: list[Term], params: Params) -> None:
+        self.terms = terms
+        self.params = dict(params)
+        self.layout = Layout.of(params)
+        self.like = next(iter(params.values()))
+        self.parameters = self.layout.numel
+        self.rows = sum(term.examples * term.rows_per_example for term in terms)
 
 
 @contextmanager

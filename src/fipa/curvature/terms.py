@@ -21,20 +21,19 @@ $Q$ is the reflection that takes $\sqrt p$ to the first axis: there $B_i$ vanish
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fipa.curvature.data import Inputs, cast, length, thinned
+from fipa.curvature.functional import Params, model_caller
 from fipa.errors import SketchError
 
-Params = Mapping[str, Tensor]
 LossName = Literal["mse", "cross_entropy", "least_squares"]
 
 
@@ -249,31 +248,3 @@ def _probabilities(z: Tensor) -> Tensor:
     if z.shape[1] < 2:
         raise SketchError("cross entropy needs at least two outputs per example")
     return z.softmax(dim=1)
-
-
-def model_caller(model: nn.Module, params: Params) -> Callable[..., Any]:
-    """The model as a function of the varying parameters; all else is fixed, at their dtype and device."""
-    like = next(iter(params.values()))
-    fixed = {
-        name: cast(tensor.detach(), like)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        if name not in params
-    }
-
-    # Every place that holds a tensor, once, with the tensor's first name. functional_call can find tied places by
-    # itself, but leaves a module that has two names with the wrong tensors behind (pytorch issue 164759).
-    first = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    places = {
-        f"{path}.{name}" if path else name: first[id(t)]
-        for path, module in model.named_modules()
-        for name, t in [*module._parameters.items(), *module._buffers.items()]
-        if t is not None
-    }
-
-    def call(params: Params, *args: Any, **kwargs: Any) -> Any:
-        values = {**fixed, **params}
-        return functional_call(
-            model, {place: values[name] for place, name in places.items()}, args, kwargs, tie_weights=False
-        )
-
-    return call
