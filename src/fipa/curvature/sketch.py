@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.operator import CurvatureOperator, Eigenpairs
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
 from fipa.curvature.solvers import EXACT_LIMIT, block_krylov, exact, subspace_iteration
@@ -27,6 +28,7 @@ from fipa.layout import Layout, ParamSelection
 Solver = Literal["auto", "exact", "subspace", "krylov"]
 
 _FORMAT = "fipa-sketch-1"
+_ITERATIVE = {"subspace": subspace_iteration, "krylov": block_krylov}
 _FIRST_GUESS = 64  # eigenpairs to compute before an adaptive rank asks for more
 _EXACT_BY_DEFAULT = 1024  # side of the Gram matrix up to which the exact solver is also the fastest
 
@@ -190,28 +192,32 @@ def sketch(
         model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
         dtype=dtype, device=device, memory_limit=memory_limit, generator=generator,
     ) as (operator, layout, num_examples):  # fmt: skip
-        options = {"oversampling": oversampling, "iterations": iterations, "generator": generator}
         possible = min(operator.rows, operator.parameters)
         fits = operator.rows * operator.parameters * operator.like.element_size() <= memory_limit
-        adaptive = isinstance(rank, RelativeThreshold | TraceShare)
-        wanted = rank.max_rank if isinstance(rank, RelativeThreshold | TraceShare) else rank
-        if wanted is not None and wanted < 1:
-            raise SketchError(f"rank must be at least 1, got {wanted}")
-        most = possible if wanted is None else min(wanted, possible)
-        target = min(most, _FIRST_GUESS) if adaptive and possible > _EXACT_BY_DEFAULT else most
-        while True:
+
+        def solve(count: int) -> Eigenpairs:
             chosen = solver
             if solver == "auto":
-                small = possible <= max(_EXACT_BY_DEFAULT, min(2 * target, EXACT_LIMIT))
+                small = possible <= max(_EXACT_BY_DEFAULT, min(2 * count, EXACT_LIMIT))
                 chosen = "exact" if (small and fits) or rank is None else "krylov"
-            vectors, values = _solve(operator, target, chosen, options)
+            if chosen == "exact":
+                return exact(operator, count)
+            if chosen not in _ITERATIVE:
+                raise SketchError(f'unknown solver {solver!r}: use "auto", "exact", "subspace" or "krylov"')
+            return _ITERATIVE[chosen](
+                operator, count, oversampling=oversampling, iterations=iterations, generator=generator
+            )
+
+        most = rank.max_rank if isinstance(rank, RelativeThreshold | TraceShare) else rank
+        if most is not None and most < 1:
+            raise SketchError(f"rank must be at least 1, got {most}")
+        most = possible if most is None else min(most, possible)
+        if isinstance(rank, RelativeThreshold | TraceShare):
+            first = most if possible <= _EXACT_BY_DEFAULT else min(_FIRST_GUESS, most)
+            vectors, values, trace = _adaptive(operator, rank, solve, first, most, generator)
+        else:
+            vectors, values = solve(most)
             trace = operator.trace(generator, (vectors, values))
-            keep = len(values)
-            if isinstance(rank, RelativeThreshold | TraceShare) and keep:
-                keep = rank.count(values, trace)
-            if not adaptive or keep < len(values) or len(values) < target or target == most:
-                break
-            target = min(2 * target, most)  # all that were computed would be kept: there may be more
     if isinstance(rank, int) and len(values) < rank:
         warnings.warn(
             f"rank {rank} was asked for, but {num_examples} examples of {layout.numel} parameters support only "
@@ -219,14 +225,23 @@ def sketch(
             RankWarning,
             stacklevel=2,
         )
-    return Sketch(vectors[:, :keep], values[:keep], layout, loss, num_examples, trace)
+    return Sketch(vectors, values, layout, loss, num_examples, trace)
 
 
-def _solve(operator: CurvatureOperator, rank: int, solver: Solver, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    if solver == "exact":
-        return exact(operator, rank)
-    if solver == "subspace":
-        return subspace_iteration(operator, rank, **options)
-    if solver == "krylov":
-        return block_krylov(operator, rank, **options)
-    raise SketchError(f'unknown solver {solver!r}: use "auto", "exact", "subspace" or "krylov"')
+def _adaptive(
+    operator: CurvatureOperator,
+    rule: RelativeThreshold | TraceShare,
+    solve: Callable[[int], Eigenpairs],
+    first: int,
+    most: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, float]:
+    """Compute `first` eigenpairs, then twice as many, until the rule keeps fewer than there are."""
+    count = first
+    while True:
+        vectors, values = solve(count)
+        trace = operator.trace(generator, (vectors, values))
+        keep = rule.count(values, trace) if len(values) else 0
+        if keep < len(values) or len(values) < count or count == most:
+            return vectors[:, :keep], values[:keep], trace
+        count = min(2 * count, most)
