@@ -233,3 +233,28 @@ def test_statistics_of_another_update() -> None:
 def test_bad_settings(setting: str) -> None:
     with pytest.raises(fipa.FipaError, match=rf"AdditiveFIPA\({setting}=-1\)"):
         AdditiveFIPA(**{setting: -1})
+
+
+# --- float32 ---
+
+
+@COMPLETED
+@pytest.mark.parametrize("damping", [10.0**-k for k in range(4, 15)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_small_damping_does_not_blow_up_the_rounding_of_float32(completed: bool, damping: float, seed: int) -> None:
+    # Twice as many columns as directions with curvature: the rest of the spectrum is what rounding makes of zero.
+    rng = generator(seed)
+    p, rank = 40, 5
+    basis = orthonormal(p, rank, rng)
+    rule = AdditiveFIPA(damping=damping, completed=completed)
+    double, single = [], []
+    for examples in (3, 5):
+        turned = basis @ orthonormal(rank, rank, rng)
+        H = turned * torch.linspace(2, 0.5, rank, dtype=DOUBLE) @ turned.T
+        delta = normal(p, rng=rng)
+        one = statistics(H, delta, examples, width=2 * rank, layout=one_parameter(p))
+        double.append(ClientUpdate(delta, examples, one))
+        single.append(ClientUpdate(delta.float(), examples, one.to(torch.float32)))
+    expected = fipa.aggregate(torch.zeros(p, dtype=DOUBLE), double, rule).theta
+    found = fipa.aggregate(torch.zeros(p), single, rule).theta
+    assert float((found.double() - expected).norm()) < 1e-3 * float(expected.norm())

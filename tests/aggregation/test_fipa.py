@@ -357,3 +357,30 @@ def test_two_clients_by_hand() -> None:
 def test_bad_settings(rule: type[FIPA] | type[CompletedFIPA], setting: str, value: float) -> None:
     with pytest.raises(fipa.FipaError, match=rf"{rule.__name__}\({setting}={value}\): must be a finite number"):
         rule(**{setting: value})
+
+
+# --- float32 ---
+
+
+@BOTH
+@pytest.mark.parametrize("damping", [10.0**-k for k in range(4, 15)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_small_damping_does_not_blow_up_the_rounding_of_float32(rule: type, damping: float, seed: int) -> None:
+    # Two bases of one space: half of the stacked spectrum is zero, or what rounding makes of it.
+    rng = generator(seed)
+    p, rank = 40, 5
+    basis = orthonormal(p, rank, rng)
+    values = torch.linspace(2, 0.5, rank, dtype=DOUBLE)
+    sketches = [Sketch(U, values, one_parameter(p)) for U in (basis, basis @ orthonormal(rank, rank, rng))]
+    clients = round_of(sketches, [normal(p, rng=rng) for _ in sketches], [3, 5])
+    single = [
+        ClientUpdate(u.delta.float(), u.num_examples, s.to(torch.float32))
+        for u, s in zip(clients.updates, sketches, strict=True)
+    ]
+    # Inside of the space nothing is singular: there the formula can be written down without losing digits.
+    mean = clients.mean if rule is CompletedFIPA else torch.zeros(p, dtype=DOUBLE)
+    H = basis.T @ clients.total @ basis + damping * torch.eye(rank, dtype=DOUBLE)
+    expected = mean + basis @ torch.linalg.solve(H, basis.T @ (clients.response - clients.total @ mean))
+    close(clients.change(rule(damping=damping)), expected, 1e-7)  # a Gram matrix in float64 is used down to 1e-9
+    found = fipa.aggregate(torch.zeros(p), single, rule(damping=damping)).theta
+    assert float((found.double() - expected).norm()) < 1e-5 * float(expected.norm())

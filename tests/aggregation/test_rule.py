@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -181,6 +182,22 @@ def test_tied_weights_change_under_all_names(rule: fipa.Rule) -> None:
     assert torch.equal(model.encoder.weight, result["encoder.weight"])
 
 
+@pytest.mark.parametrize("take", [copy.deepcopy, lambda state: state], ids=["copy", "live"])
+def test_tied_weights_move_in_every_round(take: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    torch.manual_seed(0)
+    model = Tied().double()
+    before = model.encoder.weight.detach().clone()
+    theta = take(model.state_dict())
+    update = ClientUpdate({name: torch.ones_like(t) for name, t in fipa.parameters_of(model).items()}, 5)
+    for _ in range(2):
+        theta = fipa.aggregate(theta, [update], FedAvg()).theta
+        assert theta["encoder.weight"].data_ptr() == theta["decoder.weight"].data_ptr()
+        assert theta["encoder.weight"].data_ptr() != model.encoder.weight.data_ptr()
+    model.load_state_dict(theta)
+    torch.testing.assert_close(model.encoder.weight.detach(), before + 2, rtol=0, atol=1e-12)
+    assert model.decoder.weight is model.encoder.weight
+
+
 def test_tied_weight_updated_under_two_names() -> None:
     model = Tied()
     delta = {name: torch.ones_like(t) for name, t in model.state_dict().items()}
@@ -322,6 +339,36 @@ def test_shares_keep_clients_apart_whose_ids_print_alike() -> None:
     updates = [ClientUpdate(torch.ones(1), 1, client_id=1), ClientUpdate(torch.ones(1), 3, client_id="1")]
     shares = fipa.aggregate(torch.zeros(1), updates, FedAvg()).diagnostics.shares
     assert sorted(shares.values()) == pytest.approx([0.25, 0.75])
+
+
+IDS = {
+    "places": (None, None, None),
+    "integers": (7, 3, 11),
+    "strings": ("b", "c", "a"),
+    "both": ("1", 1, "a"),
+}
+
+
+@pytest.mark.parametrize("ids", IDS.values(), ids=IDS.keys())
+def test_shares_are_keyed_by_id_or_by_place(ids: Sequence[int | str | None]) -> None:
+    updates = [ClientUpdate(torch.ones(2), n, client_id=i) for n, i in zip((1, 2, 5), ids, strict=True)]
+    shares = fipa.aggregate(torch.zeros(2), updates, FedAvg()).diagnostics.shares
+    keys = range(3) if ids[0] is None else ids
+    assert shares == pytest.approx(dict(zip(keys, (0.125, 0.25, 0.625), strict=True)))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_cosine_never_leaves_its_range(dtype: torch.dtype, sign: int) -> None:
+    for seed in range(200):
+        delta = normal(7, rng=generator(seed)).to(dtype)
+
+        def rule(cohort: fipa.Cohort, state: object) -> Step:
+            return Step(sign * 0.3 * cohort.mean_delta, 1.0, 1.0, [1.0])
+
+        cosine = fipa.aggregate(torch.zeros(7, dtype=dtype), [ClientUpdate(delta, 3)], rule).diagnostics
+        assert abs(cosine.cosine_with_fedavg) <= 1.0
+        assert cosine.cosine_with_fedavg == pytest.approx(sign, abs=1e-6)
 
 
 # --- rules that fail ---

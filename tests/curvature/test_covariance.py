@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from curvature.cases import MODELS, assert_unchanged, make, model_and_inputs, randn, snapshot
-from fipa import LayoutError, SketchError, input_covariance
+from fipa import FOOF, ClientUpdate, LayoutError, SketchError, aggregate, input_covariance, parameters_of
 
 
 def outer_mean(vectors):
@@ -156,3 +156,52 @@ def test_layers_that_are_not_called_have_no_covariance():
 def test_values_that_are_not_finite_are_refused():
     with pytest.raises(SketchError, match="not finite"):
         input_covariance(make(MODELS["mlp"]), randn(5, 3) * float("nan"))
+
+
+class Attention(nn.Module):
+    """Calls its first and last layer; attention uses the weight of its projection without calling the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_attention_leaves_its_projections_to_averaging():
+    model = make(Attention)  # and its outputs have three axes
+    updates, deltas = [], []
+    for seed, examples in ((0, 4), (1, 12)):
+        x = randn(examples, 5, 3, seed=seed)
+        found = input_covariance(model, x)
+        assert {name: bias for name, (bias, _) in found.layers.items()} == {
+            "first.weight": "first.bias",
+            "last.weight": "last.bias",
+        }
+        assert "attention.out_proj.weight" in found.layout.names
+        flat = torch.cat([x.flatten(0, 1), torch.ones(5 * examples, 1, dtype=torch.float64)], dim=1)
+        torch.testing.assert_close(found.layers["first.weight"][1], outer_mean(list(flat)))
+        deltas.append({name: randn(*t.shape, seed=seed + 7) for name, t in parameters_of(model).items()})
+        updates.append(ClientUpdate(deltas[-1], examples, found))
+    theta = parameters_of(model)
+    result = aggregate(theta, updates, FOOF()).theta
+    for name in theta:
+        mean = theta[name] + 0.25 * deltas[0][name] + 0.75 * deltas[1][name]
+        averaged = torch.allclose(result[name], mean, rtol=1e-9, atol=1e-12)
+        assert averaged is (not name.startswith(("first", "last"))), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype(dtype):
+    model, x = model_and_inputs("mlp")
+    found = input_covariance(model, x, dtype=dtype)
+    expected = input_covariance(model, x)
+    assert all(p.dtype == torch.float64 for p in model.parameters())
+    for name, (bias, covariance) in found.layers.items():
+        assert covariance.dtype == dtype
+        assert bias == expected.layers[name][0]
+        torch.testing.assert_close(covariance.double(), expected.layers[name][1], rtol=1e-5, atol=1e-6)

@@ -4,9 +4,23 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 import fipa
-from curvature.cases import HEAD_CASES, HEADS, assert_is, build, case, dense, make, model_and_inputs, operator_of, randn
+from curvature.cases import (
+    HEAD_CASES,
+    HEADS,
+    assert_is,
+    build,
+    case,
+    dense,
+    gauss_newton,
+    loss_hessian,
+    make,
+    model_and_inputs,
+    operator_of,
+    randn,
+)
 from fipa import Residual, SketchError
 from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.linear_head import LinearHead, find_head
@@ -139,14 +153,64 @@ class Cut(nn.Module):
         return torch.relu(self.head(x))
 
 
+class CosineLinear(nn.Linear):
+    """Derives from a linear layer and computes something else."""
+
+    def forward(self, x):
+        return functional.linear(functional.normalize(x), functional.normalize(self.weight), self.bias)
+
+
+class ThenClamped(Doubled):
+    """Cuts the outputs in place: memory and identity are the head's."""
+
+    def forward(self, x):
+        return self.head(x).clamp_(max=0.2)
+
+
+def parametrized(function):
+    return lambda: nn.Sequential(function(nn.Linear(4, 3)))
+
+
+def hooked(register, hook):
+    def build_model():
+        model = nn.Sequential(nn.Linear(4, 3))
+        getattr(model[0], register)(hook)
+        return model
+
+    return build_model
+
+
+class Clamp(nn.Module):
+    def forward(self, z):
+        return z.clamp(max=0.2)
+
+
+def patched_forward():
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].forward = lambda x: 2 * nn.functional.linear(x, model[0].weight, model[0].bias)
+    return model
+
+
 NOT_HEADS = {
     "not last": (Doubled, None),
+    "forward replaced": (patched_forward, None),
     "used twice": (Repeated, None),
     "other width": (SumOfOutputs, None),
     "weight in two modules": (TiedToModule, "head.*"),
     "tied in forward": (TiedInForward, None),
     "zero head, then scaled": (Tempered, None),
     "identity on the first example": (Cut, None),
+    "cosine": (lambda: nn.Sequential(CosineLinear(4, 3)), None),
+    "weight norm": (parametrized(parametrizations.weight_norm), None),
+    "spectral norm": (parametrized(parametrizations.spectral_norm), None),
+    "orthogonal": (parametrized(parametrizations.orthogonal), None),
+    "hardtanh": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(-0.2, 0.2)), None),
+    "hardtanh in place": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(-0.2, 0.2, inplace=True)), None),
+    "clamp": (lambda: nn.Sequential(nn.Linear(4, 3), Clamp()), None),
+    "clamp in place": (ThenClamped, None),
+    "forward hook": (hooked("register_forward_hook", lambda module, args, out: 2 * out), None),
+    "hook in place": (hooked("register_forward_hook", lambda module, args, out: out.mul_(2)), None),
+    "pre-hook": (hooked("register_forward_pre_hook", lambda module, args: (args[0] ** 2,)), None),
 }
 
 
@@ -164,6 +228,22 @@ def test_auto_takes_rows_where_there_is_no_head(name):
     operator = auto(model, x, params=params)
     assert isinstance(operator, ExplicitRows)
     torch.testing.assert_close(dense(operator), dense(operator_of(model, x, "mse", params=params, route="rows")))
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [(name, "mse") for name in NOT_HEADS]
+    + [(name, "cross_entropy") for name in NOT_HEADS if name != "other width"],  # that one has a single output
+)
+def test_auto_equals_the_dense_oracle_where_there_is_no_head(name, loss):
+    model, x, params = not_a_head(name)
+
+    def blocks():
+        z = model(x).reshape(len(x), -1)
+        return [(z, loss_hessian(z, loss, len(x)))]
+
+    expected = gauss_newton(model, blocks, params)
+    torch.testing.assert_close(dense(auto(model, x, loss, params)), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NOT_HEADS)
@@ -214,3 +294,14 @@ def test_hooks_are_removed_when_the_model_fails():
     with pytest.raises(RuntimeError):
         operator_of(model, x[:, :2], "mse", params=HEADS["mlp"], route="linear_head")
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_global_hook_that_changes_outputs_is_noticed():
+    model, x = make(lambda: nn.Sequential(nn.Linear(4, 3))), randn(6, 4)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, _, out: 2 * out if isinstance(module, nn.Linear) else None
+    )
+    try:
+        assert isinstance(auto(model, x), ExplicitRows)
+    finally:
+        handle.remove()

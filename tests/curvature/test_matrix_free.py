@@ -101,3 +101,31 @@ def test_nothing_of_the_size_of_the_rows_is_made():
         operator.trace(torch.Generator())
     assert operator.rows * operator.parameters * 8 > 10 * limit
     assert largest.nbytes <= limit
+
+
+def dominated():
+    """One eigenvalue of 90 % of the trace, in a direction that random signs do not favour."""
+    turn = torch.linalg.qr(randn(12, 12, seed=4)).Q
+    x = torch.linspace(1, 0.5, 12, dtype=torch.float64).diag() @ turn
+    x[0] *= 10
+    operator = operator_of(make(lambda: nn.Linear(12, 1, bias=False)), x, "mse", route="matrix_free")
+    values, vectors = torch.linalg.eigh(dense(operator))
+    return operator, vectors.flip(1), values.flip(0)
+
+
+def test_kept_eigenpairs_sharpen_the_trace():
+    operator, vectors, values = dominated()
+    exact = float(values.sum())
+    assert float(values[0]) > 0.9 * exact
+
+    def error(kept):
+        found = [operator.trace(torch.Generator().manual_seed(seed), kept) for seed in range(20)]
+        return sum(abs(trace - exact) for trace in found) / len(found)
+
+    assert error((vectors[:, :1], values[:1])) < 0.1 * error(None)
+    assert error(None) < 0.5 * exact
+
+
+def test_trace_is_exact_when_all_eigenpairs_are_kept():
+    operator, vectors, values = dominated()
+    assert operator.trace(torch.Generator(), (vectors, values)) == pytest.approx(float(values.sum()), rel=1e-12)

@@ -453,3 +453,85 @@ def test_to_and_nbytes():
     assert half.eigenvectors.dtype == half.eigenvalues.dtype == torch.float32
     torch.testing.assert_close(half.eigenvectors.double(), one.eigenvectors, rtol=1e-6, atol=1e-7)
     assert (half.layout, half.trace, half.num_examples) == (one.layout, one.trace, one.num_examples)
+
+
+# --- adaptive rank on problems too large for the exact solver -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large():
+    """More than 1024 rows and parameters, and its spectrum."""
+    model = make(lambda: nn.Sequential(nn.Linear(10, 80), nn.Tanh(), nn.Linear(80, 3)))
+    x = randn(350, 10) * torch.logspace(0, -2, 10, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact = sketch(model, x, "mse", rank=None, solver="exact")
+    assert 350 * 3 > 1024
+    assert exact.layout.numel > 1024
+    return model, x, exact
+
+
+@pytest.mark.parametrize("route", ["rows", "matrix_free"])
+@pytest.mark.parametrize(
+    "rank", [TraceShare(0.9), TraceShare(0.999), RelativeThreshold(1e-3), RelativeThreshold(1e-5)], ids=repr
+)
+def test_adaptive_rank_without_a_maximum(large, rank, route):
+    model, x, exact = large
+    found = sketch(model, x, "mse", rank=rank, route=route)
+    expected = rank.count(exact.eigenvalues, exact.trace)
+    if route == "rows" or isinstance(rank, RelativeThreshold):
+        assert abs(found.rank - expected) <= 1
+    else:  # the trace is an estimate
+        assert abs(found.rank - expected) <= max(1, 0.2 * expected)
+    both = min(found.rank, expected)
+    torch.testing.assert_close(found.eigenvalues[:both], exact.eigenvalues[:both], rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("rank", [TraceShare(0.9), RelativeThreshold(1e-3)], ids=repr)
+def test_adaptive_rank_beyond_the_first_guess(large, rank, monkeypatch):
+    # a first guess of 2 must be doubled until the rule is content
+    model, x, exact = large
+    monkeypatch.setattr("fipa.curvature.sketch._FIRST_GUESS", 2)
+    expected = rank.count(exact.eigenvalues, exact.trace)
+    assert expected > 2
+    assert abs(sketch(model, x, "mse", rank=rank).rank - expected) <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_warning_names_the_dtype(dtype):
+    with pytest.warns(RankWarning, match=rf"support only 15 in {dtype}"):
+        sketch(make(mlp), X, "mse", rank=16, dtype=dtype)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("route", ["linear_head", "rows", "streamed", "matrix_free"])
+@pytest.mark.parametrize("examples", [12, 60], ids=["wide", "tall"])
+def test_float32_eigenvectors_are_orthonormal_on_an_ill_conditioned_spectrum(examples, route, solver):
+    model = make(lambda: nn.Linear(20, 1, bias=False))
+    x = randn(examples, 20) * torch.logspace(0, -3, 20, dtype=torch.float64)  # eigenvalues over 6 decades
+    found = quiet(model, x, "mse", rank=12, dtype=torch.float32, solver=solver, **ROUTES[route])
+    assert found.eigenvectors.dtype == torch.float32
+    assert found.rank >= 8
+    U = found.eigenvectors.double()
+    assert float((U.T @ U - torch.eye(found.rank)).abs().max()) < 1e-5
+
+
+# --- attention and recurrence -------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(3, 2, batch_first=True)
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0][:, -1])
+
+
+def test_lstm():
+    model, x = make(Recurrent), randn(4, 5, 3)
+    whole = sketch(model, x, "mse", rank=None, route="matrix_free")
+    torch.testing.assert_close(dense(whole), oracle(model, x, "mse"), rtol=0, atol=1e-10)
+    with pytest.raises(SketchError, match=r'vmap.*try route="matrix_free"'):
+        sketch(model, x, "mse", rank=2, route="rows")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from curvature.cases import build, case, dense, eye, make, operator_of, randn
+from curvature.cases import LargestTensor, build, case, dense, eye, make, operator_of, randn
 from fipa import SketchError
 from fipa.curvature import solvers
 from fipa.curvature.operator import CurvatureOperator
@@ -216,6 +216,27 @@ def test_exact_refuses_what_is_too_large(monkeypatch):
     assert len(exact(Matrix(eye(7)), 3)[1]) == 3
     with pytest.raises(SketchError, match=r"8 x 8 matrix \(limit 7\).*krylov"):
         exact(Matrix(eye(8)), 3)
+
+
+@pytest.mark.parametrize("route", ["rows", "matrix_free"])
+@pytest.mark.parametrize("wide", [True, False], ids=["more parameters", "more rows"])
+def test_exact_makes_nothing_of_the_size_of_the_rows(wide, route):
+    inputs, hidden, examples = (50, 200, 128) if wide else (10, 40, 2500)
+    model = make(lambda: nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 4)))
+    x = randn(examples, inputs)
+    A = operator_of(model, x, "mse", route="rows").matrix
+    rows_bytes = A.numel() * 8
+    short, long = sorted(A.shape)
+    assert rows_bytes > 7 * max(64 * long, short * short) * 8
+    with LargestTensor() as largest:
+        operator = operator_of(model, x, "mse", route=route, memory_limit=rows_bytes // 7)
+        U, values = exact(operator, 5)
+    assert largest.nbytes <= rows_bytes // 7
+    gram = A @ A.T if wide else A.T @ A
+    true = torch.linalg.eigvalsh(gram).flip(0)[:5]
+    torch.testing.assert_close(values, true, rtol=1e-10, atol=0)
+    assert_orthonormal(U)
+    torch.testing.assert_close(A.T @ (A @ U), U * values, rtol=0, atol=1e-9 * float(true[0]))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

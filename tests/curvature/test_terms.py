@@ -335,6 +335,11 @@ BAD_DATA = {
     "dict of lists": ({"left": [1.0]}, "tensors"),
     "0-d": (torch.tensor(1.0), "first axis"),
     "residual": (Residual(lambda u, x: u(x), X), "Residual"),
+    "list of x and y": ([X, Y], r"tuple \(x, y\)"),
+    "list of x and integer labels": ([X, torch.zeros(len(X), dtype=torch.long)], r"tuple \(x, y\)"),
+    "two inputs and y": (((X, X), Y), r"tuple \(x, y\).*dict"),
+    "list of inputs and y": ([[X, X], Y], r"tuple \(x, y\).*dict"),
+    "dataset": (TensorDataset(X, Y), r"TensorDataset.*DataLoader"),
 }
 
 
@@ -342,6 +347,18 @@ BAD_DATA = {
 def test_bad_data(kind):
     data, message = BAD_DATA[kind]
     fails(message, data=data)
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
+def test_two_tensors_of_unequal_length_in_a_list_are_batches(form, loss):
+    if form is tuple:
+        data, expected = (X, Y[:3]), X  # labels are not used: a tuple is always inputs and labels
+    else:
+        data, expected = [X[:5], X[5:]], [X[:5], X[5:]]
+    model = make(mlp)
+    H = dense(operator_of(model, data, loss))
+    torch.testing.assert_close(H, oracle(model, expected, loss), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

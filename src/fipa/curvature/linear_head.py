@@ -7,6 +7,7 @@ so $J_i v = V_W \phi_i + v_b$ and $H = \sum_i \phi_i \phi_i^\top \otimes S_i$: n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +24,23 @@ _FORWARD_BATCH = 128
 def find_head(model: nn.Module, names: list[str]) -> nn.Linear | None:
     """The linear layer whose parameters are exactly `names`, if there is one and it shares them with no other.
 
-    Layers that only derive from `nn.Linear`, or carry hooks or parametrisations, may compute something else.
+    Layers that derive from `nn.Linear`, or carry hooks, parametrisations or a forward of their own, may compute
+    something else.
     """
     everything = list(model.named_parameters(remove_duplicate=False))
     for path, module in model.named_modules():
-        if type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:
+        if _is_plain(module):
             prefix = f"{path}." if path else ""
             own = {f"{prefix}{name}": tensor for name, tensor in module.named_parameters()}
             uses = [name for name, tensor in everything if any(tensor is mine for mine in own.values())]
             if set(own) == set(names) == set(uses):
                 return module
     return None
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) is nn.Linear and not hooked
 
 
 class LinearHead(CurvatureOperator):
@@ -116,7 +123,8 @@ def _run_backbone(head: nn.Linear, term: Term, params: Params) -> tuple[Tensor, 
 def _catch(head: nn.Linear, term: Term, params: Params, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Evaluate the outputs and take what passed through the head on the way.
 
-    That nothing follows the head is shown by identity: its output, unmodified, must be what comes out.
+    That nothing follows the head is shown by identity: its output, unmodified, must be what comes out. That it is
+    $W x + b$ is shown by value.
     """
     passed: list[tuple[Tensor, Tensor, int]] = []
     handle = head.register_forward_hook(lambda _, args, out: passed.append((args[0], out, out._version)))
@@ -126,7 +134,9 @@ def _catch(head: nn.Linear, term: Term, params: Params, inputs: Inputs) -> tuple
     finally:
         handle.remove()
     features, out, version = passed[0] if len(passed) == 1 else (z, z.new_empty(0), 0)
-    if not _same_memory(z, out) or out._version != version or features.dim() != 2:
+    linear = _same_memory(z, out) and out._version == version and features.dim() == 2
+    expected = nn.functional.linear(features, *params.values()) if linear else out
+    if not linear or not torch.allclose(out, expected, rtol=0, atol=0, equal_nan=True):
         raise SketchError(
             "the selected linear layer is not the model's last step (its output is not the model's output): "
             'use route="rows" or "matrix_free"'
