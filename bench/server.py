@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import torch
 from torch import Tensor
@@ -73,38 +75,51 @@ def solves() -> Iterator[Record]:
     )
 
 
-def additive_memory() -> Iterator[Record]:
-    """The additive rule fed by a generator of clients."""
-    width = 50
+WIDTH = 50
+
+
+def statistics() -> fipa.AdditiveStatistics:
+    """Those of one client, of rank 4."""
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(P, 4, generator=generator) / P**0.5
-    omega = fipa.random_test_matrix(P, width, seed=1)
+    omega = fipa.random_test_matrix(P, WIDTH, seed=1)
     delta = torch.randn(P, generator=generator)
-    one = fipa.AdditiveStatistics(factor @ (factor.T @ omega), factor @ (factor.T @ delta), delta, 100, 1, LAYOUT)
-    del omega
-    rule = fipa.AdditiveFIPA(damping=DAMPING)
+    return fipa.AdditiveStatistics(factor @ (factor.T @ omega), factor @ (factor.T @ delta), delta, 100, 1, LAYOUT)
 
-    def run(clients: int) -> None:
+
+def aggregate_stream(clients: int) -> tuple[int, float]:
+    """Peak memory and seconds of pooling and solving, clients arriving one by one; runs in a process of its own."""
+    one = statistics()
+
+    def run() -> None:
         # every client arrives as tensors of its own, as from a network
         arriving = (
             fipa.AdditiveStatistics(one.products.clone(), one.response.clone(), one.delta.clone(), 100, 1, LAYOUT)
             for _ in range(clients)
         )
         total = fipa.pool(arriving)
-        fipa.aggregate(torch.zeros(P), [fipa.ClientUpdate(total.delta, total.num_examples, total)], rule)
+        update = fipa.ClientUpdate(total.delta, total.num_examples, total)
+        fipa.aggregate(torch.zeros(P), [update], fipa.AdditiveFIPA(damping=DAMPING))
 
-    run(2)
+    with PeakMemory() as memory:
+        time, _ = once(run)
+    return memory.bytes, time
+
+
+def additive_memory() -> Iterator[Record]:
+    """The additive rule fed by a generator of clients."""
     peaks, times = {}, {}
     for clients in (10, 100, 1000):
-        with PeakMemory() as memory:
-            times[clients], _ = once(lambda clients=clients: run(clients))  # type: ignore[misc]
-        peaks[clients] = memory.bytes
-    solving, _ = once(lambda: fipa.aggregate(torch.zeros(P), [fipa.ClientUpdate(one.delta, 100, one)], rule))
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            peaks[clients], times[clients] = fresh.submit(aggregate_stream, clients).result()
+    one = statistics()
+    update = fipa.ClientUpdate(one.delta, 100, one)
+    solving, _ = once(lambda: fipa.aggregate(torch.zeros(P), [update], fipa.AdditiveFIPA(damping=DAMPING)))
     detail = {
         "peak_bytes": peaks,
         "seconds": times,
         "statistics_bytes": one.products.nbytes,
-        "solve_gemm_share": 15.0 * P * width**2 / solving / gemm_speed(),
+        "solve_gemm_share": 15.0 * P * WIDTH**2 / solving / gemm_speed(),
     }
     yield Record(
         "additive: peak memory of 1000 clients against 10",
