@@ -61,12 +61,9 @@ class AdditiveFIPA:
         )
         inverse = inverse.to(U.dtype)
 
-        def solve(v: Tensor) -> Tensor:
-            return U @ (inverse * (U.T @ v))
-
         def part(response: Tensor, delta: Tensor) -> Tensor:
             if not self.completed:
-                return solve(response)
+                return U @ (inverse * (U.T @ response))
             return delta + U @ (inverse * (U.T @ response - values * (U.T @ delta)))
 
         d = part(total.response, total.delta)

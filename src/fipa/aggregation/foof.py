@@ -49,12 +49,15 @@ class FOOF:
         for client, c in zip(cohort.clients, covariances, strict=True):
             odd = set(c.layers) ^ set(covariances[0].layers)
             if odd:
-                raise UpdateError(f"{client} and {cohort.clients[0]} differ in the covariance of {min(odd)!r}")
+                raise UpdateError(
+                    f"{client} and {cohort.clients[0]} differ in the covariance of {min(odd)!r}: use the same params=..."
+                )
         for weight_name, (bias_name, first) in covariances[0].layers.items():
             for client, c in zip(cohort.clients, covariances, strict=True):
                 if c.layers[weight_name][1].shape != first.shape:
                     raise UpdateError(
-                        f"{client} sent no covariance of the shape {tuple(first.shape)} for {weight_name!r}"
+                        f"{client} sent no covariance of the shape {tuple(first.shape)} for {weight_name!r}: "
+                        "train and send the same weights and biases everywhere"
                     )
             matrices = [c.layers[weight_name][1] for c in covariances]
             mean = sum(w * C for w, C in zip(cohort.weights, matrices, strict=True))

@@ -5,7 +5,7 @@ $\hat H = A^\top A$ has at most $R = \sum_m r_m$ eigenvalues that are not zero, 
 
 - products in the sketches' own dtype, summed in float64: half of the cost of float64, safe under strong damping;
 - the same in float64: safe while the Gram matrix, which squares the condition number, still resolves the damping;
-- the triangular factor of a thin QR of $A^\top$, which does not square it: always safe, three to four times the cost.
+- the triangular factor of a thin QR of $A^\top$, which does not square it: always safe, at several times the cost.
 
 All three read the sketches in blocks of rows, so that they need little memory beyond the sketches themselves.
 """

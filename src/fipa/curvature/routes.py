@@ -44,42 +44,24 @@ def curvature_of(
     """
     generator = generator or torch.Generator().manual_seed(0)
     with evaluation_mode(model):
-        yield _operator_layout_examples(
-            model, data, loss, params, route, max_examples, sampled_labels, dtype, device, memory_limit, generator
+        values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
+        kinds = {(t.dtype, t.device) for t in values.values()}
+        if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():
+            raise SketchError(f"the selected parameters must share one floating dtype and device, got {kinds}")
+        if next(iter(values.values())).dtype not in (torch.float32, torch.float64):
+            (kind,) = {t.dtype for t in values.values()}
+            raise SketchError(f"eigenpairs cannot be computed in {kind}: give dtype=torch.float32 or torch.float64")
+        terms = terms_of(
+            model,
+            data,
+            loss,
+            values,
+            max_examples=max_examples,
+            sampled_labels=sampled_labels,
+            generator=generator,
         )
-
-
-def _operator_layout_examples(
-    model: nn.Module,
-    data: Any,
-    loss: LossName,
-    params: ParamSelection,
-    route: Route,
-    max_examples: int | None,
-    sampled_labels: int | None,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    memory_limit: int,
-    generator: torch.Generator,
-) -> tuple[CurvatureOperator, Layout, int]:
-    values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
-    kinds = {(t.dtype, t.device) for t in values.values()}
-    if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():
-        raise SketchError(f"the selected parameters must share one floating dtype and device, got {kinds}")
-    if next(iter(values.values())).dtype not in (torch.float32, torch.float64):
-        (kind,) = {t.dtype for t in values.values()}
-        raise SketchError(f"eigenpairs cannot be computed in {kind}: give dtype=torch.float32 or torch.float64")
-    terms = terms_of(
-        model,
-        data,
-        loss,
-        values,
-        max_examples=max_examples,
-        sampled_labels=sampled_labels,
-        generator=generator,
-    )
-    operator = _operator(model, terms, values, route, memory_limit)
-    return operator, Layout.of(values), sum(term.examples for term in terms)
+        operator = _operator(model, terms, values, route, memory_limit)
+        yield operator, Layout.of(values), sum(term.examples for term in terms)
 
 
 def _operator(
