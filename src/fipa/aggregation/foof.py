@@ -50,7 +50,7 @@ class FOOF:
             odd = set(c.layers) ^ set(covariances[0].layers)
             if odd:
                 raise UpdateError(
-                    f"{client} and {cohort.clients[0]} differ in the covariance of {min(odd)!r}: use the same params=..."
+                    f"{client} and {cohort.clients[0]} differ in the covariance of {min(odd)!r}: use one params=..."
                 )
         for weight_name, (bias_name, first) in covariances[0].layers.items():
             for client, c in zip(cohort.clients, covariances, strict=True):
