@@ -18,6 +18,7 @@ from fipa.aggregation.foof import FOOF
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.update import ClientUpdate
+from fipa.clients.client import Client
 from fipa.curvature.additive import AdditiveStatistics, additive_statistics, pool, random_test_matrix
 from fipa.curvature.covariance import InputCovariance, input_covariance
 from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
@@ -25,23 +26,27 @@ from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.curvature.sketch import Sketch, sketch
 from fipa.curvature.summary import CurvatureSummary
 from fipa.curvature.terms import Residual
-from fipa.errors import FipaError, LayoutError, RankWarning, SketchError, UpdateError
+from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchError, UpdateError
+from fipa.federation.problem import Curves, Maps, Problem
 from fipa.layout import Layout, parameters_of
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FIPA",
     "FOOF",
     "AdditiveFIPA",
     "AdditiveStatistics",
+    "Client",
     "ClientUpdate",
     "Cohort",
     "CompletedFIPA",
     "CurvatureSummary",
+    "Curves",
     "Diagnostics",
     "DiagonalCurvature",
     "DiagonalFisher",
+    "Diverged",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
@@ -51,6 +56,8 @@ __all__ = [
     "InputCovariance",
     "Layout",
     "LayoutError",
+    "Maps",
+    "Problem",
     "RankWarning",
     "RelativeThreshold",
     "Residual",

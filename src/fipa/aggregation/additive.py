@@ -54,6 +54,11 @@ class AdditiveFIPA:
                 problem = f"reports {count} examples, but its statistics {one.num_examples}"
             if problem:
                 raise UpdateError(f"{client} {problem}")
+        shares = tuple(n / sum(cohort.num_examples) for n in cohort.num_examples)
+        if cohort.weights != shares:
+            raise UpdateError(
+                "additive statistics are pooled by number of examples: leave ClientUpdate(weight=...) out"
+            )
         total = pool(statistics) if len(statistics) > 1 else statistics[0]
         values, U = nystrom(total)
         inverse, effective_rank, condition_number = filtered_inverse(

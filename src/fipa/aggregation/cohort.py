@@ -25,7 +25,7 @@ class Cohort:
 
     clients: tuple[str, ...]  # how errors call them
     ids: tuple[int | str, ...]  # client ids, or places in the list
-    weights: tuple[float, ...]  # w_m = N_m / N
+    weights: tuple[float, ...]  # w_m = N_m / N, or the given weights' shares
     deltas: tuple[Tensor, ...]  # flat (p)
     curvatures: tuple[CurvatureSummary | None, ...]
     num_examples: tuple[int, ...]
@@ -67,13 +67,19 @@ def gather(
             raise UpdateError(
                 f"{client} reports num_examples={n!r}: it must be a positive integer; leave out clients without data"
             )
+        w = update.weight
+        if w is not None and not 0 < w < float("inf"):
+            raise UpdateError(
+                f"{client} has weight={w!r}: it must be a positive number; leave out clients that do not count"
+            )
         deltas.append(_flatten_delta(client, update.delta, layout, flat_theta))
         if update.sketch is not None:
             check_curvature(client, update.sketch, layout, flat_theta)
         curvatures.append(update.sketch)
     counts = tuple(int(update.num_examples) for update in ordered)
-    total = sum(counts)
-    weights = tuple(n / total for n in counts)
+    given = [n if update.weight is None else float(update.weight) for n, update in zip(counts, ordered, strict=True)]
+    total = sum(given)
+    weights = tuple(w / total for w in given)
     ids = tuple(i if update.client_id is None else update.client_id for i, update in enumerate(ordered))
     return Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts), flat_theta, layout
 

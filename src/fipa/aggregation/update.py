@@ -19,16 +19,20 @@ class ClientUpdate:
     delta
         $\Delta\theta_m$, the change that local training made: one flat tensor, or tensors by parameter name.
     num_examples
-        $N_m$, the client's weight.
+        $N_m$, the client's weight unless `weight` is given.
     sketch
         What the client tells of its curvature at the broadcast parameters: the result of `fipa.sketch`,
         `fipa.diagonal_fisher`, `fipa.input_covariance` or `fipa.additive_statistics`, as the rule needs.
     client_id
         With ids, clients are reduced in the order of their ids, whatever the order of arrival: results are then
         the same to the last bit. Errors name the client by its id, or else by its place in the list.
+    weight
+        A positive weight instead of the number of examples: less for an update that comes late, or 1 for all where
+        clients were drawn in proportion to their examples.
     """
 
     delta: Tensor | Mapping[str, Tensor]
     num_examples: int
     sketch: CurvatureSummary | None = None
     client_id: int | str | None = None
+    weight: float | None = None

@@ -105,14 +105,15 @@ class Residual:
 
     def __call__(self, model: Callable[..., Tensor]) -> Tensor:
         """The residuals (n, k) at the model's present parameters."""
-        return self._rows(model, self.inputs)
+        return self.rows(model, self.inputs)
 
     def loss(self, model: Callable[..., Tensor]) -> Tensor:
         """The loss whose Gauss-Newton matrix `sketch` takes; train on this and the two agree."""
         rows = self(model)
-        return 0.5 * (self._weights(rows) * rows.square()).sum() / len(rows)
+        return 0.5 * (self.weights(rows) * rows.square()).sum() / len(rows)
 
-    def _rows(self, model: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+    def rows(self, model: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        """The residuals (n, k) on other inputs, say a batch of them."""
         rows = self.function(model, *inputs)
         n = len(inputs[0])
         if not isinstance(rows, Tensor) or rows.dim() not in (1, 2) or len(rows) != n:
@@ -121,7 +122,8 @@ class Residual:
             raise SketchError(f"{name} must return a tensor ({n},) or ({n}, k) for {n} examples, got {got}")
         return rows.reshape(n, -1)
 
-    def _weights(self, rows: Tensor) -> Tensor:
+    def weights(self, rows: Tensor) -> Tensor:
+        """The weight of each of these residuals, in their shape."""
         weight = torch.as_tensor(self.weight, dtype=rows.dtype, device=rows.device)
         if weight.dim() == 1:
             weight = weight[:, None]
@@ -138,11 +140,11 @@ class Residual:
         inputs = tuple(cast(t, like) for t in self.inputs)
 
         def outputs(params: Params, inputs: Inputs) -> Tensor:
-            return self._rows(lambda *args: call(params, *args), inputs)
+            return self.rows(lambda *args: call(params, *args), inputs)
 
         with torch.no_grad():
             rows = outputs(params, inputs)
-        scale = (self._weights(rows) / len(rows)).sqrt()
+        scale = (self.weights(rows) / len(rows)).sqrt()
         return Term(outputs, lambda z, scale: torch.diag_embed(scale), inputs, scale, len(rows), params)
 
 

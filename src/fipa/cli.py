@@ -1,0 +1,238 @@
+"""The command line: `fipa list`, `show`, `run`, `resume`, `report`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import tomli_w
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+
+    from fipa.config.load import load, names
+    from fipa.config.schema import Experiment, dump
+    from fipa.progress import Log, Progress, TensorBoard, Watchers
+    from fipa.report.data import summary
+    from fipa.report.figures import write_figures
+    from fipa.report.page import write_page
+    from fipa.runner import Run, fresh_directory
+except ImportError as error:
+    sys.exit(f"the command line needs {error.name}: pip install 'fipa[cli]'")
+
+from fipa import __version__
+from fipa.errors import FipaError
+from fipa.federation.storage import finite
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+out = Console()
+err = Console(stderr=True)
+
+
+class Exit(IntEnum):
+    """What the shell is told."""
+
+    OK = 0
+    FAILED = 1  # something broke
+    USAGE = 2  # the command or the experiment is wrong; nothing was run
+    DIVERGED = 3  # everything was run, and at least one arm ended in NaN or infinity
+    INTERRUPTED = 130
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", help="A name from `fipa list`, a .toml file, or a .py file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: problem.samples=100, or 'arms.*.rounds=5'."),
+]
+Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="Only this arm (may be repeated).")]
+Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="Seeds instead of the experiment's; 0-4 is a range.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every arm.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Also log to DIR/tensorboard.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where to write; a new folder under runs/ by default.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Second-order aggregation for federated learning."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("list")
+def list_experiments(as_json: Json = False) -> None:
+    """Experiments that come with the package."""
+    entries = [(name, load(name)[1]) for name in names()]
+    if as_json:
+        print(json.dumps({name: {"title": e.title, "arms": [a.name for a in e.arms]} for name, e in entries}))
+        return
+    table = Table("experiment", "what", "arms", "rounds", "seeds", box=None, pad_edge=False)
+    for name, experiment in entries:
+        seeds = ", ".join(map(str, experiment.seeds))
+        table.add_row(name, experiment.title, str(len(experiment.arms)), str(experiment.rounds), seeds)
+    out.print(table)
+
+
+@app.command()
+def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print an experiment with all its settings, as TOML that `fipa run` takes."""
+    label, experiment = _experiment(name, overrides, None, None, None, None)
+    content = dump(Run.new(Path(), label, "", experiment).experiment)
+    print(
+        json.dumps(content) if as_json else tomli_w.dumps(content, multiline_strings=True), end="\n" if as_json else ""
+    )
+
+
+@app.command()
+def run(
+    name: Name,
+    arm: Arms = None,
+    seeds: Seeds = None,
+    rounds: Rounds = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that clients are shared out to.")] = None,
+    overrides: Overrides = None,
+    directory: Out = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in DIR.")] = False,
+    tensorboard: Board = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every arm on every seed; write results.json, figures and report.html."""
+    label, experiment = _experiment(name, overrides, arm, seeds, rounds, workers)
+    directory = directory or fresh_directory(Path("runs"), label)
+    job = Run.new(directory, label, shlex.join(["fipa", *sys.argv[1:]]), experiment)
+    if (directory / "run.json").exists():
+        if not force:
+            raise FipaError(f"{directory} already holds a run: `fipa resume {directory}`, another --out, or --force")
+        shutil.rmtree(directory)
+    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
+    job.start()
+    _execute(job, tensorboard, as_json, quiet)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    tensorboard: Board = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped, as if it had not been."""
+    _execute(Run.open(directory), tensorboard, as_json, quiet)
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...")],
+    page: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write the page.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write figures and report.html of a run anew, or one page that shows several runs side by side."""
+    for directory in directories:
+        write_figures(directory, directory / "figures")
+    written = write_page(directories, page or directories[0] / "report.html")
+    if not quiet:
+        out.print(f"report [bold]{written}[/]")
+
+
+def _experiment(
+    name: str,
+    overrides: list[str] | None,
+    arms: list[str] | None,
+    seeds: str | None,
+    rounds: int | None,
+    workers: int | None,
+) -> tuple[str, Experiment]:
+    changes = list(overrides or [])
+    if rounds is not None:
+        changes += [f"rounds={rounds}", f"arms.*.rounds={rounds}"]
+    if seeds is not None:
+        changes.append(f"seeds={_seeds(seeds)}")
+    if workers is not None:
+        changes.append(f"engine.workers={workers}")
+    label, experiment = load(name, changes)
+    if arms:
+        known = [a.name for a in experiment.arms]
+        unknown = [a for a in arms if a not in known]
+        if unknown:
+            raise FipaError(f"--arm {unknown[0]!r}: there is {', '.join(map(repr, known))}")
+        kept = tuple(a for a in experiment.arms if a.name in arms)
+        left = {"arms": kept}
+        left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}  # type: ignore[misc]
+        experiment = experiment.model_copy(update=left)
+    return label, experiment
+
+
+def _seeds(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise FipaError(f"--seeds {text}: write numbers and ranges, as 0,1,2 or 0-4")
+        found += range(int(low), int(high) + 1) if dash else [int(low)]
+    return found
+
+
+def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
+    watchers = Watchers([TensorBoard(job.directory / "tensorboard")] if tensorboard else [])
+    if not quiet and not as_json:
+        watchers.add(Progress(out, job.experiment) if out.is_terminal else Log(out))
+    try:
+        with watchers:
+            results = job.execute(watchers)
+    except KeyboardInterrupt:
+        err.print(f"stopped; go on with [bold]fipa resume {job.directory}[/]")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    write_figures(job.directory, job.directory / "figures")
+    page = write_page([job.directory], job.directory / "report.html")
+    if as_json:
+        paths = {"directory": job.directory, "results": job.directory / "results.json", "report": page}
+        content = {key: str(path) for key, path in paths.items()} | {"summary": _summary(results)}
+        print(json.dumps(finite(content)))
+    elif not quiet:
+        _print_table(results)
+        out.print(f"report [bold]{page}[/], numbers [bold]{job.directory / 'results.json'}[/]", soft_wrap=True)
+    if any(r["status"] == "diverged" for seeds in results["arms"].values() for r in seeds.values()):
+        err.print("at least one run diverged: see its events in the report")
+        raise typer.Exit(Exit.DIVERGED)
+
+
+def _summary(results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        s.arm: {"median": s.final_median, "min": s.final_min, "max": s.final_max, "status": s.status}
+        for s in summary(results)
+    }
+
+
+def _print_table(results: dict[str, Any]) -> None:
+    table = Table(
+        "arm", "rounds", f"{results['metric']['name']}, last round", "seconds", "MiB up", box=None, pad_edge=False
+    )
+    for s in summary(results):
+        metric = f"{s.final_median:.2e} [{s.final_min:.1e}, {s.final_max:.1e}]"
+        table.add_row(s.arm, str(s.rounds), metric, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
+    out.print(table)
+
+
+def entry() -> None:
+    """Run the command; turn our own errors into one line and an exit code."""
+    try:
+        app()
+    except FipaError as error:
+        err.print(f"[red]error[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        sys.exit(Exit.USAGE)
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)

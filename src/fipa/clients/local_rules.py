@@ -1,0 +1,200 @@
+"""Local training: SGD, Adam, FedProx (their `proximal` term), SCAFFOLD and Gauss-Newton."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fipa.clients.objective import StackedObjective
+from fipa.curvature.sketch import Sketch
+from fipa.errors import FipaError
+
+
+@dataclass(frozen=True)
+class Descent:
+    r"""What first-order rules share. The optimizer starts afresh every round.
+
+    Parameters
+    ----------
+    lr
+        Learning rate.
+    steps, epochs
+        Length of local training, one of the two.
+    batch
+        Examples per step and term of the loss; None for all of them. Batches are drawn without replacement in each
+        epoch.
+    weight_decay
+        Coefficient of $\frac12 |\theta|^2$.
+    proximal
+        FedProx's $\mu$: adds $\frac\mu2 |\theta - \theta^{(k)}|^2$, which keeps clients near the broadcast model.
+    lr_decay
+        The learning rate of round k is multiplied by this to the power k - 1.
+    """
+
+    lr: float
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    lr_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if (self.steps is None) == (self.epochs is None):
+            raise FipaError(f"{name}: give steps or epochs, one of the two")
+        if min(self.steps or self.epochs or 0, self.batch or 1) < 1:
+            raise FipaError(f"{name}: steps, epochs and batch must be at least 1")
+        if not self.lr > 0 or not self.lr_decay > 0 or min(self.weight_decay, self.proximal) < 0:
+            raise FipaError(f"{name}: lr and lr_decay must be positive, weight_decay and proximal not negative")
+
+    def steps_for(self, examples: int) -> int:
+        """Number of steps for a client with that many examples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * math.ceil(examples / (self.batch or examples))
+
+    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:
+        """A fresh optimizer of one parameter."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Adam(Descent):
+    """Adam with torch's defaults. `fused` computes the same numbers with fewer passes over memory."""
+
+    lr: float = 1e-4
+
+    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
+        return torch.optim.Adam([thetas], lr=lr, weight_decay=self.weight_decay, fused=True)
+
+
+@dataclass(frozen=True)
+class SGD(Descent):
+    """Stochastic gradient descent."""
+
+    lr: float = 1e-2
+    momentum: float = 0.0
+
+    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
+        return torch.optim.SGD([thetas], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Scaffold(Descent):
+    r"""SGD along $g_m - c_m + c$, with control variates that estimate each client's and the mean gradient.
+
+    Karimireddy et al. (2020), option II: after $\tau$ steps, $c_m^+ = c_m - c - \Delta\theta_m / (\tau\eta)$, and the
+    server moves c by the mean change of all clients' variates.
+    """
+
+    lr: float = 1e-2
+
+    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
+        return torch.optim.SGD([thetas], lr=lr, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class GaussNewton:
+    r"""One local Gauss-Newton step $\Delta\theta_m = -(\hat H_m + \mu I)^\dagger g_m$, in the span of $\hat H_m$.
+
+    $\hat H_m$ is the sketch that the client sends. A client that sends none takes all of its curvature: without damping
+    the exact, minimum-norm solution of its linearised problem. For the paper's rule the two are the same: the server
+    sees an update only through the sketch.
+
+    Parameters
+    ----------
+    damping
+        $\mu$.
+    cutoff
+        Eigenvalues below this share of the largest count as zero.
+    """
+
+    damping: float = 0.0
+    cutoff: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.damping < 0 or self.cutoff < 0:
+            raise FipaError("GaussNewton: damping and cutoff must not be negative")
+
+    def __call__(self, sketch: Sketch, gradient: Tensor) -> Tensor:
+        """The update (p)."""
+        kept = sketch.eigenvalues > self.cutoff * sketch.eigenvalues[:1]
+        inverse = torch.where(kept, 1 / (sketch.eigenvalues + self.damping), 0)
+        return -(sketch.eigenvectors @ (inverse * (sketch.eigenvectors.T @ gradient)))
+
+
+LocalRule = Adam | SGD | Scaffold | GaussNewton
+
+
+def descend(
+    objective: StackedObjective,
+    theta: Tensor,
+    rule: Descent,
+    steps: Sequence[int],
+    *,
+    lr: float,
+    generators: Sequence[torch.Generator],
+    correction: Tensor | None = None,
+) -> Tensor:
+    """Train M clients of one form side by side from `theta` (p); return their updates (M x p).
+
+    Parameters
+    ----------
+    steps
+        For each client; those who need fewer than others wait.
+    generators
+        Of each client's batches.
+    correction
+        Added to the gradients (M x p): SCAFFOLD's $c - c_m$.
+    """
+    thetas = theta.expand(objective.size, -1).clone().requires_grad_()
+    optimizer = rule.optimizer(thetas, lr)
+    batches = Batches(objective.lengths, rule.batch, generators) if rule.batch else None
+    limits = torch.tensor(steps)
+    for step in range(max(steps, default=0)):
+        gradient = objective.gradients(thetas.detach(), batches.draw(step) if batches else None)
+        if rule.proximal:
+            gradient = gradient.add(thetas.detach() - theta, alpha=rule.proximal)
+        if correction is not None:
+            gradient = gradient + correction
+        thetas.grad = gradient
+        done = limits <= step
+        before = thetas.detach()[done].clone() if bool(done.any()) else None
+        optimizer.step()
+        if before is not None:
+            with torch.no_grad():
+                thetas[done] = before
+    return thetas.detach() - theta
+
+
+class Batches:
+    """Which examples each step sees: per client and term, a new permutation in every epoch."""
+
+    def __init__(self, lengths: Sequence[int], batch: int, generators: Sequence[torch.Generator]) -> None:
+        self._lengths = lengths
+        self._batch = batch
+        self._generators = generators
+        self._steps_per_epoch = math.ceil(lengths[0] / batch)
+        self._orders: list[Tensor] = []
+
+    def draw(self, step: int) -> list[Tensor]:
+        """Indices (M x batch) into each term; terms shorter than the first start over within an epoch."""
+        place = step % self._steps_per_epoch
+        if place == 0:
+            self._orders = [
+                torch.stack([torch.randperm(n, generator=g) for g in self._generators]) for n in self._lengths
+            ]
+        first = self._lengths[0]
+        size = min(self._batch, first - place * self._batch)
+        return [
+            order[:, torch.arange(place * self._batch, place * self._batch + size) % order.shape[1]][
+                :, : order.shape[1]
+            ]
+            for order in self._orders
+        ]

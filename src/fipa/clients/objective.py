@@ -1,0 +1,129 @@
+r"""A client's loss as a function of flat parameters and data, alone or for a stack of clients at once.
+
+Clients whose data have the same form are trained side by side: parameters (M x p), data with a leading axis over the
+clients. Their gradient is `vmap(grad(loss))`, traced once into plain tensor operations (`make_fx`), which leaves out
+the cost of running the transformations anew in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import cross_entropy
+from torch.utils import _pytree as pytree
+
+from fipa.clients.client import Client
+from fipa.curvature.functional import model_caller
+from fipa.errors import FipaError
+from fipa.layout import Layout
+
+Terms = tuple[Any, ...]  # one pytree of tensors per term of the loss, with the examples along the first axis
+
+
+class Objective:
+    """The loss of one client, `loss(flat, terms)`, and its data as `terms`.
+
+    Two clients with the same `form` differ in nothing but the numbers in their terms.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, client: Client) -> None:
+        params = dict(model.named_parameters())
+        self._call = model_caller(model, {name: params[name] for name in layout.names})
+        self._layout = layout
+        self._client = client
+        like = params[layout.names[0]]
+        if client.loss == "least_squares":
+            self.terms: Terms = tuple((r.inputs, _weights(r, like)) for r in client.data)
+            functions: tuple[object, ...] = tuple(r.function for r in client.data)
+        else:
+            self.terms = (client.data,)
+            functions = (client.loss,)
+        leaves, structure = pytree.tree_flatten(self.terms)
+        self.form = (functions, str(structure), tuple((tuple(t.shape), t.dtype) for t in leaves))
+        self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in self.terms)
+
+    def loss(self, flat: Tensor, terms: Terms) -> Tensor:
+        """The loss at flat parameters (p) on all of the terms, or on batches of them."""
+        params = self._layout.unflatten(flat)
+
+        def model(*args: Any) -> Tensor:
+            return self._call(params, *args)
+
+        if self._client.loss == "least_squares":
+            total = flat.new_zeros(())
+            for residual, (inputs, weight) in zip(self._client.data, terms, strict=True):
+                rows = residual.rows(model, inputs)
+                total = total + 0.5 * (weight * rows.square()).sum() / len(rows)
+            return total
+        ((x, y),) = terms
+        if self._client.loss == "mse":
+            return 0.5 * (model(x) - y).square().sum() / len(y)
+        return cross_entropy(model(x), y)
+
+
+def _weights(residual: Any, like: Tensor) -> Tensor:
+    """A weight per residual, with the examples along the first axis, so that it can be stacked and cut in batches."""
+    weight = torch.as_tensor(residual.weight, dtype=like.dtype, device=like.device)
+    n = len(residual.inputs[0])
+    return weight.expand(n, 1) if weight.dim() == 0 else weight.reshape(n, -1)
+
+
+class StackedObjective:
+    """The losses of M clients of one form, side by side."""
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        if len({objective.form for objective in objectives}) != 1:
+            raise FipaError("clients of different forms cannot be stacked")
+        self._loss = objectives[0].loss
+        self.lengths = objectives[0].lengths
+        self.size = len(objectives)
+        if self.size == 1:
+            self.terms = objectives[0].terms
+        else:
+            self.terms = pytree.tree_map(lambda *leaves: torch.stack(leaves), *(o.terms for o in objectives))
+        self._traces: dict[object, Callable[..., Tensor]] = {}
+
+    def losses(self, thetas: Tensor) -> Tensor:
+        """Each client's loss on all of its data at its own row of `thetas` (M x p)."""
+        with torch.no_grad():
+            if self.size == 1:
+                return self._loss(thetas[0], self.terms)[None]
+            return self._traced(vmap(self._loss), "loss", thetas, self.terms)
+
+    def gradients(self, thetas: Tensor, index: Sequence[Tensor] | None = None) -> Tensor:
+        """Gradients (M x p) on all data, or on the examples `index[term]` (M x batch) of each term."""
+        terms = self.terms if index is None else self._batch(index)
+        if self.size == 1:
+            flat = thetas[0].detach().requires_grad_()
+            with torch.enable_grad():
+                (gradient,) = torch.autograd.grad(self._loss(flat, terms), flat)
+            return gradient[None]
+        with torch.no_grad():
+            return self._traced(vmap(grad(self._loss)), "gradient", thetas, terms)
+
+    def _batch(self, index: Sequence[Tensor]) -> Terms:
+        if self.size == 1:
+            return tuple(
+                pytree.tree_map(lambda t, i=i: t[i[0]], term) for term, i in zip(self.terms, index, strict=True)
+            )
+        rows = torch.arange(self.size)[:, None]
+        return tuple(
+            pytree.tree_map(lambda t, i=i: t[rows, i], term) for term, i in zip(self.terms, index, strict=True)
+        )
+
+    def _traced(self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms) -> Tensor:
+        key = (name, *(t.shape for t in pytree.tree_leaves(terms)))
+        if key not in self._traces:
+            try:
+                self._traces[key] = make_fx(lambda thetas, terms: function(thetas, terms))(thetas, terms)
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+                raise FipaError(
+                    f"this model cannot be trained for several clients at once ({reason}): set engine.group = 1"
+                ) from error
+        return self._traces[key](thetas, terms)

@@ -1,0 +1,1 @@
+"""Experiments as TOML files: what they may say, checked before anything runs."""

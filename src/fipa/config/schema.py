@@ -1,0 +1,332 @@
+"""What an experiment may say. Rules and problems take the settings of the classes and functions that they name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from typing_extensions import Self
+
+from fipa.aggregation.additive import AdditiveFIPA
+from fipa.aggregation.diagonal import DiagonalFisher
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fipa import FIPA, CompletedFIPA
+from fipa.aggregation.foof import FOOF
+from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
+from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
+from fipa.curvature.routes import Route
+from fipa.curvature.sketch import Solver
+from fipa.federation.control import StepControl
+from fipa.federation.engine import GROUP, Arm
+from fipa.federation.participation import Faults, Participation
+from fipa.federation.plans import (
+    AdaptiveRank,
+    AdaptiveSteps,
+    AdditivePlan,
+    CovariancePlan,
+    DiagonalPlan,
+    Plan,
+    SketchPlan,
+)
+from fipa.federation.problem import Problem
+from fipa.federation.stage import Stage
+from fipa.problems.registry import PROBLEMS
+
+RULES: dict[str, type] = {
+    "fedavg": FedAvg,
+    "fipa": FIPA,
+    "completed-fipa": CompletedFIPA,
+    "additive-fipa": AdditiveFIPA,
+    "diagonal-fisher": DiagonalFisher,
+    "foof": FOOF,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+}
+LOCAL_RULES: dict[str, type] = {"adam": Adam, "sgd": SGD, "scaffold": Scaffold, "gauss-newton": GaussNewton}
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors, and numbers are numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _specs(makers: Mapping[str, Callable[..., Any]], skip: tuple[str, ...]) -> dict[str, type[Strict]]:
+    """A schema for each maker: its name and its keyword parameters."""
+    specs = {}
+    for name, maker in makers.items():
+        hints = get_type_hints(maker.__init__ if inspect.isclass(maker) else maker)
+        fields: dict[str, Any] = {"name": (Literal[name], name)}
+        for parameter in inspect.signature(maker).parameters.values():
+            if parameter.name not in skip:
+                default = ... if parameter.default is parameter.empty else parameter.default
+                fields[parameter.name] = (hints[parameter.name], default)
+        specs[name] = create_model(maker.__name__, __base__=Strict, **fields)
+    return specs
+
+
+def _settings(spec: Any) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in type(spec).model_fields if name != "name"}
+
+
+SPECS = {
+    "rule": _specs(RULES, skip=("inner",)),
+    "local": _specs(LOCAL_RULES, skip=()),
+    "problem": _specs(PROBLEMS, skip=("seed",)),
+}
+
+if TYPE_CHECKING:
+    RuleSpec = Any
+    LocalSpec = Any
+    ProblemSpec = Any
+else:  # tables that are told apart by their name
+
+    def _one_of(specs):
+        return Annotated[Union[tuple(specs.values())], Field(discriminator="name")]  # noqa: UP007
+
+    RuleSpec, LocalSpec, ProblemSpec = map(_one_of, (SPECS["rule"], SPECS["local"], SPECS["problem"]))
+
+for _settings_class in (AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults):
+    setattr(_settings_class, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
+
+
+class SketchSpec(Strict):
+    """What clients tell about their curvature; at most one of rank, threshold, trace_share and adaptive."""
+
+    rank: Annotated[int, Field(ge=1)] | Literal["full"] | None = None
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    trace_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    adaptive: AdaptiveRank | None = None
+    max_rank: Annotated[int, Field(ge=1)] | None = None
+    width: Annotated[int, Field(ge=1)] | None = None
+    solver: Solver = "auto"
+    route: Route = "auto"
+    oversampling: Annotated[int, Field(ge=0)] = 10
+    iterations: Annotated[int, Field(ge=0)] = 4
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    sampled_labels: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_rank(self) -> Self:
+        ways = [n for n in ("rank", "threshold", "trace_share", "adaptive") if getattr(self, n) is not None]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} exclude each other")
+        return self
+
+    def plan(self) -> SketchPlan:
+        """Settings of the eigen-sketch."""
+        rank: Rank = 20
+        if self.rank is not None:
+            rank = None if self.rank == "full" else self.rank
+        elif self.threshold is not None:
+            rank = RelativeThreshold(self.threshold, self.max_rank)
+        elif self.trace_share is not None:
+            rank = TraceShare(self.trace_share, self.max_rank)
+        return SketchPlan(
+            rank, self.solver, self.route, self.oversampling, self.iterations, self.max_examples, self.sampled_labels
+        )
+
+
+class StageSpec(Strict):
+    """Part of an arm; what it does not say is as in the arm."""
+
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    rule: RuleSpec | None = None
+    inner: RuleSpec | None = None
+    local: LocalSpec | None = None
+    sketch: SketchSpec | None = None
+    step_control: bool | StepControl | None = None
+    adaptive_steps: AdaptiveSteps | None = None
+    lr_scale: Annotated[float, Field(gt=0)] | None = None
+    damping_decay: Annotated[float, Field(gt=0)] | None = None
+
+
+class ArmSpec(StageSpec):
+    """A named way to solve the problem."""
+
+    name: Annotated[str, Field(min_length=1)]
+    stages: tuple[StageSpec, ...] = ()
+    participation: Participation = Participation()
+    faults: Faults = Faults()
+    centralised: bool = False
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for i, stage in enumerate(self.stages[:-1]):
+            if stage.rounds is None:
+                raise ValueError(f"stage {i} needs rounds: only the last one may leave its length to the arm")
+        for stage in self.merged(1):
+            _check_stage(stage, self)
+        return self
+
+    def merged(self, rounds: int) -> list[StageSpec]:
+        """Complete stages that last `rounds` together."""
+        own = {name: getattr(self, name) for name in StageSpec.model_fields if name != "rounds"}
+        total = self.rounds or rounds
+        if not self.stages:
+            return [StageSpec.model_construct(**own, rounds=total)]
+        merged, left = [], total
+        for i, stage in enumerate(self.stages):
+            said = {name: getattr(stage, name) for name in stage.model_fields_set}
+            last = i == len(self.stages) - 1
+            length = stage.rounds if stage.rounds is not None and not (last and left < stage.rounds) else left
+            length = max(0, min(length, left))
+            left -= length
+            merged.append(StageSpec.model_construct(**(own | said | {"rounds": length})))
+        return [stage for stage in merged if stage.rounds]
+
+    def build(self, rounds: int, group: int, least_squares: bool) -> Arm:
+        """The arm as the engine takes it."""
+        stages = tuple(_stage(stage, least_squares) for stage in self.merged(rounds))
+        return Arm(self.name, stages, self.participation, self.faults, self.centralised, group)
+
+
+def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
+    if stage.rule is None or stage.local is None:
+        raise ValueError("needs a rule and a local rule, here or in [defaults]")
+    rule: Any = stage.rule
+    sketch = stage.sketch or SketchSpec()
+    plan = _plan(rule, stage.inner, sketch)
+    if stage.inner is not None and "inner" not in inspect.signature(RULES[rule.name]).parameters:
+        raise ValueError(f"inner belongs to fedavgm, fedadam, fedyogi and fedadagrad, not to {rule.name}")
+    if (stage.adaptive_steps or sketch.adaptive) and not isinstance(plan, SketchPlan):
+        raise ValueError(f"adaptive rank and steps need eigen-sketches, which {rule.name} does not use")
+    if stage.adaptive_steps and not sketch.adaptive:
+        raise ValueError("adaptive_steps needs sketch.adaptive, whose gradients it uses")
+    if stage.damping_decay is not None and not hasattr(rule, "damping"):
+        raise ValueError(f"damping_decay: {rule.name} has no damping")
+    if isinstance(plan, AdditivePlan) and (
+        arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late)
+    ):
+        raise ValueError(
+            "additive-fipa pools plain sums of one round: it takes no weighted participation, and no late answers "
+            "(set faults.use_late = false)"
+        )
+    _build(RULES, rule)
+    _build(LOCAL_RULES, stage.local)
+
+
+def _build(makers: Mapping[str, Callable[..., Any]], spec: Any, **more: Any) -> Any:
+    return makers[spec.name](**_settings(spec), **more)
+
+
+def _plan(rule: Any, inner: Any, sketch: SketchSpec) -> Plan | None:
+    kind = RULES[(inner or rule).name]
+    if kind in (FIPA, CompletedFIPA):
+        return sketch.plan()
+    if kind is AdditiveFIPA:
+        return AdditivePlan(sketch.width or 40)
+    if kind is DiagonalFisher:
+        return DiagonalPlan()
+    return CovariancePlan() if kind is FOOF else None
+
+
+def controls_by_default(stage: StageSpec, least_squares: bool) -> bool:
+    """Step control is on for FIPA's rules on least squares, unless the experiment says otherwise."""
+    rule: Any = stage.rule
+    return least_squares and RULES[rule.name] in (FIPA, CompletedFIPA, AdditiveFIPA)
+
+
+def _stage(stage: StageSpec, least_squares: bool) -> Stage:
+    rule = _build(RULES, stage.rule, **({"inner": _build(RULES, stage.inner)} if stage.inner is not None else {}))
+    sketch = stage.sketch or SketchSpec()
+    control = stage.step_control
+    if control is None:
+        control = controls_by_default(stage, least_squares)
+    if control is True:
+        control = StepControl()
+    assert stage.rounds is not None
+    return Stage(
+        rule,
+        _build(LOCAL_RULES, stage.local),
+        stage.rounds,
+        _plan(stage.rule, stage.inner, sketch),
+        stage.lr_scale or 1.0,
+        stage.damping_decay or 1.0,
+        control or None,
+        sketch.adaptive,
+        stage.adaptive_steps,
+    )
+
+
+class EngineSpec(Strict):
+    """How to compute; changes nothing but speed, except the last bits with `threads` and `group`."""
+
+    workers: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1)] = 1
+    group: Annotated[int, Field(ge=1)] = GROUP
+
+
+class Experiment(Strict):
+    """A whole experiment."""
+
+    title: str = ""
+    description: str = ""
+    rounds: Annotated[int, Field(ge=1)] = 30
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    control: str | None = None
+    reference: str | None = None
+    figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "generic"] = "generic"
+    problem: ProblemSpec
+    engine: EngineSpec = EngineSpec()
+    arms: tuple[ArmSpec, ...]
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        if not self.arms or not self.seeds:
+            raise ValueError("needs at least one arm and one seed")
+        names = [arm.name for arm in self.arms]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two arms are called {sorted(twice)[0]!r}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("a seed occurs twice")
+        for key in ("control", "reference"):
+            if getattr(self, key) is not None and getattr(self, key) not in names:
+                raise ValueError(f"{key} = {getattr(self, key)!r} is no arm; there are {', '.join(map(repr, names))}")
+        return self
+
+    def factory(self) -> Callable[[int], Problem]:
+        """Makes the problem of a seed; can be sent to other processes."""
+        return partial(PROBLEMS[self.problem.name], **_settings(self.problem))
+
+    def build(self, least_squares: bool) -> list[Arm]:
+        """The arms as the engine takes them."""
+        return [arm.build(self.rounds, self.engine.group, least_squares) for arm in self.arms]
+
+
+def resolved(experiment: Experiment, least_squares: bool) -> Experiment:
+    """The same experiment with every default said, also the one that depends on the problem."""
+    arms = []
+    for arm in experiment.arms:
+        stages = [
+            stage.model_copy(update={"step_control": whole.step_control if whole.step_control is not None else default})
+            for stage, whole in zip(arm.stages, arm.merged(sys.maxsize), strict=False)
+            for default in [controls_by_default(whole, least_squares)]
+        ]
+        change: dict[str, Any] = {"stages": tuple(stages), "rounds": arm.rounds or experiment.rounds}
+        if not stages and arm.step_control is None:
+            change["step_control"] = controls_by_default(arm, least_squares)
+        arms.append(arm.model_copy(update=change))
+    return experiment.model_copy(update={"arms": tuple(arms)})
+
+
+def dump(experiment: Experiment) -> dict[str, Any]:
+    """As plain data, with defaults: valid input again."""
+    return _plain(experiment.model_dump(mode="json", exclude_none=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,110 @@
+r"""Step control after Levenberg and Marquardt, with the clients' loss as the judge.
+
+The server's rule solves a linearised problem, and far from the solution its step may overshoot. So the server proposes
+a model; each client of the round reports its loss there, one number; if their weighted mean did not fall, the server
+rolls back and proposes a more careful step **from the updates it already has**: no client trains again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fipa.aggregation.rule import Result, Rule
+from fipa.errors import FipaError
+
+
+@dataclass(frozen=True)
+class StepControl:
+    r"""Adapts a rule's damping $\beta$ (or, for rules without one, its step $\gamma$) from trial to trial.
+
+    Parameters
+    ----------
+    adapt
+        `"damping"` or `"step"`; `"auto"` takes the damping of rules that have one.
+    initial
+        First damping or step; None takes the rule's own, or 0.01 where that is zero.
+    caution
+        After a rejected trial: damping times this, or step divided by it.
+    boldness
+        After an accepted round: damping times this, or step divided by it (never above the rule's own step).
+    trials
+        Most trials in one round; if none is accepted, the model stays as it is.
+    """
+
+    adapt: Literal["auto", "damping", "step"] = "auto"
+    initial: float | None = None
+    caution: float = 4.0
+    boldness: float = 0.5
+    trials: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.caution > 1 or not 0 < self.boldness <= 1 or self.trials < 1:
+            raise FipaError("control: caution must exceed 1, boldness be in (0, 1], and trials at least 1")
+        if self.initial is not None and not 0 < self.initial < math.inf:
+            raise FipaError(f"control: initial must be positive, got {self.initial}")
+
+    def parameter(self, rule: Rule) -> Literal["damping", "step"]:
+        """Which of the rule's settings is adapted."""
+        name: Literal["damping", "step"]
+        name = ("damping" if hasattr(rule, "damping") else "step") if self.adapt == "auto" else self.adapt
+        if not hasattr(rule, name):
+            raise FipaError(f"control: {type(rule).__name__} has no {name} to adapt")
+        return name
+
+    def start(self, rule: Rule) -> float:
+        """The first value."""
+        return self.initial or float(getattr(rule, self.parameter(rule))) or 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What came of the trials of one round."""
+
+    result: Result[Tensor] | None  # None: no trial was accepted
+    value: float  # for the next round
+    used: float  # in the last trial
+    trials: int
+    loss: float  # at the accepted model, or as before
+
+
+SMALLEST, LARGEST = 1e-15, 1e15
+
+
+def controlled(
+    control: StepControl,
+    rule: Rule,
+    value: float,
+    loss: float,
+    propose: Callable[[Rule], Result[Tensor]],
+    probe: Callable[[Tensor], float],
+) -> Trial:
+    """Propose steps until the clients' loss falls.
+
+    Parameters
+    ----------
+    value
+        Damping or step to begin with.
+    loss
+        Of the round's clients at the broadcast model.
+    propose
+        Aggregates the round's updates by a rule.
+    probe
+        The same clients' loss at a proposed model.
+    """
+    name = control.parameter(rule)
+    careful = control.caution if name == "damping" else 1 / control.caution
+    bold = control.boldness if name == "damping" else 1 / control.boldness
+    most = LARGEST if name == "damping" else float(getattr(rule, "step"))  # noqa: B009
+    settings: Any = rule
+    for trial in range(1, control.trials + 1):
+        result = propose(replace(settings, **{name: value}))
+        reached = probe(result.theta)
+        if reached < loss:
+            return Trial(result, min(max(value * bold, SMALLEST), most), value, trial, reached)
+        used, value = value, min(max(value * careful, SMALLEST), most)
+    return Trial(None, value, used, control.trials, loss)

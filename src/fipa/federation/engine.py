@@ -1,0 +1,287 @@
+"""Rounds: select, broadcast, local training and sketch, aggregate, evaluate (paper Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregate
+from fipa.aggregation.update import ClientUpdate
+from fipa.clients.local_rules import Scaffold
+from fipa.curvature.sketch import Sketch
+from fipa.federation.control import StepControl, controlled
+from fipa.federation.executor import Executor
+from fipa.federation.participation import Faults, Participation
+from fipa.federation.site import SERVER, Order, Reply
+from fipa.federation.stage import Stage, stage_at
+
+GROUP = 16  # clients of one form that are trained side by side
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to solve a problem.
+
+    Parameters
+    ----------
+    stages
+        In order; the arm's length is theirs together.
+    participation, faults
+        Who is asked, and who answers.
+    centralised
+        One client holds all data: the reference that no federation can use.
+    group
+        Most clients that are trained side by side (`vmap`); 1 for models that this does not work for or pay for.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    participation: Participation = field(default_factory=Participation)
+    faults: Faults = field(default_factory=Faults)
+    centralised: bool = False
+    group: int = GROUP
+
+    @property
+    def rounds(self) -> int:
+        """Of all stages together."""
+        return sum(stage.rounds for stage in self.stages)
+
+
+@dataclass(frozen=True, eq=False)
+class Late:
+    """An answer on its way."""
+
+    update: ClientUpdate
+    sent: int
+    arrives: int
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that one round hands to the next: with it, a run goes on as if it had never stopped."""
+
+    theta: Tensor
+    round_number: int = 0
+    rule_state: dict[str, Tensor] = field(default_factory=dict)
+    control_value: float | None = None
+    variates: dict[int, Tensor] = field(default_factory=dict)
+    late: tuple[Late, ...] = ()
+
+
+class Federation:
+    """One arm on one seed. `rounds(state)` yields the state and the record after each round."""
+
+    def __init__(self, arm: Arm, seed: int, executor: Executor) -> None:
+        self.arm = arm
+        self.seed = seed
+        self._executor = executor
+        self.site = executor.site(seed, arm.centralised)
+        self.num_examples = [client.num_examples for client in self.site.clients]
+
+    def start(self) -> State:
+        """Before the first round."""
+        return State(self.site.initial.clone())
+
+    def rounds(self, state: State) -> Iterator[tuple[State, dict[str, Any]]]:
+        """Go on from a state to the arm's last round."""
+        while state.round_number < self.arm.rounds:
+            state, record = self.round(state)
+            yield state, record
+
+    def round(self, state: State) -> tuple[State, dict[str, Any]]:
+        """One round; the record has one entry per key, made for JSON."""
+        k = state.round_number + 1
+        stage, place = stage_at(self.arm.stages, k)
+        if place == 0:  # another rule: what the last one remembered means nothing to it
+            state = replace(state, rule_state={}, control_value=None)
+        start = time.perf_counter()
+        events: list[dict[str, Any]] = []
+
+        asked = self.arm.participation.select(self.num_examples, self.seed, k)
+        delays = {client: self.arm.faults.delay(self.seed, k, client) for client in asked}
+        for client, delay in delays.items():
+            if delay is None:
+                events.append(_event(k, client, "dropped out"))
+        answering = [client for client in asked if delays[client] is not None]
+        order, uplink, downlink = self._order(state, stage, k, answering)
+        groups = self.site.groups(answering, self.arm.group)
+        replies = self._executor.work(self.seed, self.arm.centralised, groups, order) if answering else []
+        for reply in replies:
+            events += [_event(k, reply.update.client_id, note) for note in reply.notes]
+        uplink += sum(reply.nbytes for reply in replies)
+
+        in_time = [reply for reply in replies if delays[_id(reply)] == 0]
+        updates, late = self._arrivals(state.late, in_time, replies, delays, k, events)
+        theta, rule_state, value = state.theta, state.rule_state, state.control_value
+        record: dict[str, Any] = {"trials": 0, "accepted": False, "damping": None, "step": None}
+        diagnostics: Diagnostics | None = None
+        if updates:
+            trial, value = self._step(state, stage, place, updates, in_time, record, events, k)
+            probes = record["trials"] * len(in_time) if stage.control and in_time else 0
+            uplink += 8 * probes
+            downlink += probes * theta.numel() * theta.element_size()
+            if trial is not None:
+                theta, rule_state, diagnostics = trial.theta, trial.state, trial.diagnostics
+        else:
+            events.append(_event(k, None, "nobody answered in time: the model stays as it is"))
+
+        state = State(theta, k, rule_state, value, self._variates(state.variates, in_time), late)
+        seconds = time.perf_counter() - start
+        ranks = [u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates]
+        record |= {
+            "round": k,
+            "metric": self.site.problem.evaluate(theta),
+            "loss": _mean_loss(in_time),
+            "seconds": seconds,
+            "uplink_bytes": uplink,
+            "downlink_bytes": downlink,
+            "rank": sum(ranks) / len(ranks) if ranks else 0.0,
+            "ranks": ranks,
+            "local_steps": [reply.local_steps for reply in in_time],
+            "clients": [u.client_id for u in updates],
+            "step_length": diagnostics.step_length if diagnostics else 0.0,
+            "cosine_with_fedavg": diagnostics.cosine_with_fedavg if diagnostics else None,
+            "effective_rank": diagnostics.effective_rank if diagnostics else None,
+            "events": events,
+            "spectra": {
+                str(u.client_id): u.sketch.eigenvalues.tolist() for u in updates if isinstance(u.sketch, Sketch)
+            },
+        }
+        return state, record
+
+    def _order(self, state: State, stage: Stage, k: int, clients: Sequence[int]) -> tuple[Order, int, int]:
+        """What to broadcast, and the bytes that it costs beforehand."""
+        order = Order(
+            k, state.theta, stage.local, stage.lr_scale, stage.plan, stage.adaptive_rank, stage.adaptive_steps
+        )
+        size = state.theta.numel() * state.theta.element_size()
+        uplink, downlink = 0, size * len(clients)
+        if isinstance(stage.local, Scaffold):
+            order = replace(order, variates=state.variates)
+            downlink *= 2
+        if order.asks_for_gradients and clients:
+            groups = self.site.groups(clients, self.arm.group)
+            total = self._executor.gradients(self.seed, self.arm.centralised, groups, state.theta).sum(dim=0)
+            order = replace(order, gradient_norm=float(total.norm()))
+            uplink += size * len(clients)
+        return order, uplink, downlink
+
+    def _arrivals(
+        self,
+        waiting: Sequence[Late],
+        in_time: Sequence[Reply],
+        replies: Sequence[Reply],
+        delays: dict[int, int | None],
+        k: int,
+        events: list[dict[str, Any]],
+    ) -> tuple[list[ClientUpdate], tuple[Late, ...]]:
+        """The updates of this round, late ones of earlier rounds included, and those that are still to come."""
+        faults = self.arm.faults
+        alike = self.arm.participation.kind == "weighted"
+        updates = [replace(reply.update, weight=1.0) if alike else reply.update for reply in in_time]
+        present = {update.client_id for update in updates}
+        for late in sorted(waiting, key=lambda late: -late.sent):
+            if late.arrives != k:
+                continue
+            age = k - late.sent
+            if late.update.client_id in present:
+                events.append(
+                    _event(k, late.update.client_id, f"{age} rounds late: a fresher answer is there, not used")
+                )
+                continue
+            present.add(late.update.client_id)
+            weight = (1.0 if alike else late.update.num_examples) * faults.discount**age
+            updates.append(replace(late.update, weight=weight))
+            events.append(
+                _event(k, late.update.client_id, f"{age} rounds late: used with weight x {faults.discount**age:g}")
+            )
+        still = [late for late in waiting if late.arrives > k]
+        for reply in replies:
+            delay = delays[_id(reply)]
+            if delay:
+                if faults.use_late:
+                    still.append(Late(reply.update, k, k + delay))
+                events.append(_event(k, _id(reply), f"{delay} rounds late" + ("" if faults.use_late else ": not used")))
+        return updates, tuple(still)
+
+    def _step(
+        self,
+        state: State,
+        stage: Stage,
+        place: int,
+        updates: Sequence[ClientUpdate],
+        in_time: Sequence[Reply],
+        record: dict[str, Any],
+        events: list[dict[str, Any]],
+        k: int,
+    ) -> tuple[Result[Tensor] | None, float | None]:
+        """The server's part; returns the accepted result, if any, and the control's value for the next round."""
+        rule: Any = stage.rule_at(place)
+
+        def propose(rule: Rule) -> Result[Tensor]:
+            return aggregate(state.theta, updates, rule, state.rule_state)
+
+        if stage.control is None or not in_time:
+            record |= {
+                "trials": 1,
+                "accepted": True,
+                "damping": _setting(rule, "damping"),
+                "step": _setting(rule, "step"),
+            }
+            return propose(rule), state.control_value
+        control: StepControl = stage.control
+        value = control.start(rule) if state.control_value is None else state.control_value
+        groups = self.site.groups([_id(reply) for reply in in_time], self.arm.group)
+
+        def probe(theta: Tensor) -> float:
+            losses = self._executor.losses(self.seed, self.arm.centralised, groups, theta)
+            return _weighted(losses, [reply.update.num_examples for reply in in_time])
+
+        trial = controlled(control, rule, value, _mean_loss(in_time), propose, probe)
+        name = control.parameter(rule)
+        record |= {"damping": _setting(rule, "damping"), "step": _setting(rule, "step"), name: trial.used}
+        record |= {"trials": trial.trials, "accepted": trial.result is not None}
+        if trial.result is None:
+            events.append(_event(k, None, f"no step of {trial.trials} lowered the clients' loss: rolled back"))
+        return trial.result, trial.value
+
+    def _variates(self, old: dict[int, Tensor], in_time: Sequence[Reply]) -> dict[int, Tensor]:
+        """SCAFFOLD's control variates after the round; the server's moves by the mean change over all clients."""
+        new = dict(old)
+        for reply in in_time:
+            if reply.variate_change is not None:
+                change = reply.variate_change
+                for place, share in ((_id(reply), 1.0), (SERVER, 1 / len(self.num_examples))):
+                    new[place] = new.get(place, torch.zeros_like(change)) + share * change
+        return new
+
+
+def _event(round_number: int, client: int | str | None, text: str) -> dict[str, Any]:
+    return {"round": round_number, "client": client, "text": text}
+
+
+def _id(reply: Reply) -> int:
+    assert isinstance(reply.update.client_id, int)
+    return reply.update.client_id
+
+
+def _setting(rule: Rule, name: str) -> float | None:
+    value = getattr(rule, name, None)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _weighted(losses: Sequence[float], counts: Sequence[int]) -> float:
+    return math.fsum(loss * n for loss, n in zip(losses, counts, strict=True)) / sum(counts)
+
+
+def _mean_loss(replies: Sequence[Reply]) -> float:
+    """Of the clients that answered in time, at the broadcast model."""
+    if not replies:
+        return math.nan
+    return _weighted([reply.loss for reply in replies], [reply.update.num_examples for reply in replies])

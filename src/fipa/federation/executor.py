@@ -1,0 +1,112 @@
+"""Where clients compute: in this process, or in several worker processes. The numbers are the same to the last bit.
+
+The unit of work is a group of clients that are trained side by side. Groups are cut in the same way whatever the number
+of workers, every process uses the same number of threads, and answers are put back in order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from fipa.federation.problem import Problem
+from fipa.federation.site import Order, Reply, Site
+
+ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
+
+
+class Executor:
+    """Runs the clients of a round in `workers` processes.
+
+    Parameters
+    ----------
+    factory
+        Makes the problem of a seed, the same one in every process.
+    workers
+        1 computes in this process.
+    threads
+        Of torch, per process. More threads, or fewer, may change the last bits.
+    """
+
+    def __init__(self, factory: ProblemFactory, workers: int = 1, threads: int = 1) -> None:
+        self._factory = factory
+        self._threads = threads
+        self._pool: ProcessPoolExecutor | None = None
+        torch.set_num_threads(threads)
+        if workers > 1:
+            self._pool = ProcessPoolExecutor(
+                workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(factory, threads),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def site(self, seed: int, centralised: bool) -> Site:
+        """The clients as this process sees them."""
+        return _site(self._factory, seed, centralised)
+
+    def work(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
+        """Training and curvature, group by group; answers in the order of the groups."""
+        return [reply for part in self._map("work", seed, centralised, groups, order) for reply in part]
+
+    def losses(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> list[float]:
+        """Clients' losses at a model, in this process: too cheap to send away."""
+        site = self.site(seed, centralised)
+        return [loss for group in groups for loss in site.losses(group, theta)]
+
+    def gradients(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> Tensor:
+        """Clients' gradients at a model (M x p)."""
+        return torch.cat(self._map("gradients", seed, centralised, groups, theta))
+
+    def _map(self, name: str, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], what: Any) -> list[Any]:
+        if self._pool is None:
+            site = self.site(seed, centralised)
+            return [getattr(site, name)(group, what) for group in groups]
+        payload = pickle.dumps(what)
+        futures = [self._pool.submit(_in_worker, name, seed, centralised, group, payload) for group in groups]
+        return [pickle.loads(future.result()) for future in futures]
+
+
+_sites: dict[tuple[ProblemFactory, int, bool], Site] = {}
+_factory: ProblemFactory | None = None
+
+
+def _site(factory: ProblemFactory, seed: int, centralised: bool) -> Site:
+    """The last site used, or a new one: a problem may be large, so only one is kept."""
+    key = (factory, seed, centralised)
+    if key not in _sites:
+        _sites.clear()
+        _sites[key] = Site(factory(seed), seed, centralised=centralised)
+    return _sites[key]
+
+
+def _start_worker(factory: ProblemFactory, threads: int) -> None:
+    global _factory
+    _factory = factory
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    torch.set_num_threads(threads)
+
+
+def _in_worker(name: str, seed: int, centralised: bool, group: tuple[int, ...], payload: bytes) -> bytes:
+    """Tensors travel as plain bytes: torch's shared memory would need a file descriptor for each."""
+    assert _factory is not None
+    site = _site(_factory, seed, centralised)
+    return pickle.dumps(getattr(site, name)(group, pickle.loads(payload)))

@@ -1,0 +1,122 @@
+"""What a client is asked to tell about its curvature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fipa.clients.client import Client
+from fipa.curvature.additive import AdditiveStatistics, additive_statistics
+from fipa.curvature.covariance import InputCovariance, input_covariance
+from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
+from fipa.curvature.rank import Rank, RelativeThreshold
+from fipa.curvature.routes import Route
+from fipa.curvature.sketch import Sketch, Solver, sketch
+from fipa.layout import Layout
+
+
+@dataclass(frozen=True)
+class SketchPlan:
+    """Eigenpairs, as for `fipa.sketch`."""
+
+    rank: Rank = 20
+    solver: Solver = "auto"
+    route: Route = "auto"
+    oversampling: int = 10
+    iterations: int = 4
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int, rank: Rank | str = "plan") -> Sketch:
+        """The client's sketch at the model's present parameters; `rank` replaces the plan's."""
+        wanted = self.rank if isinstance(rank, str) else rank
+        if isinstance(wanted, int):  # data may support less, which is no news in a round; the record shows the rank
+            wanted = RelativeThreshold(0.0, max_rank=wanted)
+        return sketch(
+            model, client.data, client.loss, wanted, params=layout.names, route=self.route, solver=self.solver,
+            oversampling=self.oversampling, iterations=self.iterations, max_examples=self.max_examples,
+            sampled_labels=self.sampled_labels, seed=seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AdditivePlan:
+    """Sums with a random test matrix of `width` columns, as for `fipa.additive_statistics`."""
+
+    width: int = 40
+
+    def compute(
+        self, model: nn.Module, layout: Layout, client: Client, seed: int, delta: Tensor, test_seed: int
+    ) -> AdditiveStatistics:
+        """The client's statistics at the model's present parameters."""
+        return additive_statistics(
+            model, client.data, client.loss, delta=delta, width=self.width, test_seed=test_seed,
+            num_examples=client.num_examples, params=layout.names, seed=seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DiagonalPlan:
+    """The diagonal, as for `fipa.diagonal_fisher`."""
+
+    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> DiagonalCurvature:
+        """The client's diagonal at the model's present parameters."""
+        return diagonal_fisher(model, client.data, client.loss, params=layout.names, seed=seed)
+
+
+@dataclass(frozen=True)
+class CovariancePlan:
+    """Layer-wise input covariances, as for `fipa.input_covariance`."""
+
+    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> InputCovariance:
+        """The client's covariances at the model's present parameters."""
+        inputs = torch.cat([r.inputs[0] for r in client.data]) if client.loss == "least_squares" else client.data
+        return input_covariance(model, inputs, params=layout.names, seed=seed)
+
+
+Plan = SketchPlan | AdditivePlan | DiagonalPlan | CovariancePlan
+
+
+@dataclass(frozen=True)
+class AdaptiveRank:
+    r"""Paper's adaptive rank: keep $\lambda_i \ge t_m \lambda_1$, $t_m = C / (k (|g_m| + |g|))$ within [0, 0.99].
+
+    $g_m$ is the client's gradient at the broadcast model, $g = \sum_m g_m$, k the round.
+    """
+
+    constant: float = 1.0
+    max_rank: int | None = None
+
+    def choose(self, round_number: int, own: float, total: float) -> tuple[RelativeThreshold, str | None]:
+        """The threshold, and what had to be clamped."""
+        size = round_number * (own + total)
+        raw = self.constant / size if size > 0 else math.inf
+        share = min(raw, 0.99)
+        note = f"rank threshold {raw:.3g} clamped to 0.99" if share != raw else None
+        return RelativeThreshold(share, self.max_rank), note
+
+
+@dataclass(frozen=True)
+class AdaptiveSteps:
+    r"""Paper's adaptive local steps: $\tau_m = \lceil \log(C / (k |g_m|)) / \log(1 - \eta \lambda_{min}) \rceil$.
+
+    Clamped to [1, `most`]; $\lambda_{min}$ is the smallest eigenvalue that the sketch keeps, $\eta$ the learning rate.
+    """
+
+    constant: float = 0.1
+    most: int = 200
+
+    def choose(self, round_number: int, own: float, lr: float, smallest: float) -> tuple[int, str | None]:
+        """The number of steps, and what had to be clamped."""
+        wanted, shrink = self.constant / (round_number * own) if own > 0 else math.inf, 1 - lr * smallest
+        if wanted >= 1:
+            return 1, f"gradient norm {own:.3g} already within {self.constant:g} / k: 1 local step"
+        if shrink <= 0:
+            return 1, f"lr x smallest kept eigenvalue = {lr * smallest:.3g} is not below 1: 1 local step"
+        steps = math.log(wanted) / math.log(shrink) if shrink < 1 else math.inf
+        if steps > self.most:
+            return self.most, f"local steps {steps:.3g} clamped to {self.most}"
+        return max(1, math.ceil(steps)), None

@@ -1,0 +1,106 @@
+"""What a federation works on: a model, the clients' data, and a measure of success."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fipa.clients.client import Client
+from fipa.curvature.terms import LossName, Residual
+from fipa.errors import FipaError
+from fipa.layout import Layout, ParamSelection, parameters_of
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """A picture for the report: a function of one variable, and what the model makes of it."""
+
+    x: Tensor  # (n)
+    target: Tensor  # (n)
+    predict: Callable[[nn.Module], Tensor]  # (n)
+    regions: tuple[float, ...] = ()  # edges of the clients' parts
+    title: str = "fit after the last round"
+    x_label: str = "x"
+    y_label: str = "u(x)"
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """A picture for the report: a function of two variables on a grid (rows: y ascending, columns: x)."""
+
+    extent: tuple[float, float, float, float]  # x from, x to, y from, y to
+    target: Tensor
+    predict: Callable[[nn.Module], Tensor]
+    boxes: tuple[tuple[float, float, float, float], ...] = ()  # the clients' parts
+    title: str = "after the last round"
+
+
+class Problem:
+    """A model, clients and a metric.
+
+    Parameters
+    ----------
+    model
+        With its initial parameters.
+    clients
+        One `fipa.Residual` (or several, or a `fipa.Client`) for each client; with `loss="mse"` or `"cross_entropy"`,
+        tensors (x, y).
+    metric
+        `metric(model)` is the number to report after each round.
+    name, goal, scale
+        Of the metric: what it is called, whether less (`"min"`) or more (`"max"`) is better, and the axis of plots.
+    picture
+        `Curves` or `Maps` for the report.
+    params
+        Which parameters are trained and sent: see `fipa.parameters_of`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Sequence[Client | Residual | Sequence[Any]],
+        metric: Callable[[nn.Module], float | Tensor],
+        *,
+        loss: LossName = "least_squares",
+        name: str = "test error",
+        goal: Literal["min", "max"] = "min",
+        scale: Literal["log", "linear"] = "log",
+        picture: Curves | Maps | None = None,
+        params: ParamSelection = None,
+    ) -> None:
+        if not clients:
+            raise FipaError("a problem needs at least one client")
+        self.model = model
+        self.clients = tuple(Client.of(client, loss) for client in clients)
+        self.metric = metric
+        self.name, self.goal, self.scale = name, goal, scale
+        self.picture = picture
+        self.layout = Layout.of(parameters_of(model, params))
+
+    @property
+    def least_squares(self) -> bool:
+        """Whether every client's loss is a sum of squares, for which step control is on by default."""
+        return all(client.loss in ("mse", "least_squares") for client in self.clients)
+
+    def theta(self) -> Tensor:
+        """The model's present parameters, flat."""
+        params = dict(self.model.named_parameters())
+        return self.layout.flatten({name: params[name] for name in self.layout.names})
+
+    def load(self, theta: Tensor) -> nn.Module:
+        """The model with these parameters."""
+        params = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.layout.unflatten(theta).items():
+                params[name].copy_(value)
+        return self.model
+
+    def evaluate(self, theta: Tensor) -> float:
+        """The metric at flat parameters."""
+        model = self.load(theta).eval()
+        with torch.no_grad():
+            return float(self.metric(model))

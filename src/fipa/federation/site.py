@@ -1,0 +1,219 @@
+"""The clients' side of a round, for any of the clients, in whichever process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.update import ClientUpdate
+from fipa.clients.client import Client, pooled
+from fipa.clients.local_rules import Descent, GaussNewton, LocalRule, Scaffold, descend
+from fipa.clients.objective import Objective, StackedObjective
+from fipa.curvature.sketch import Sketch
+from fipa.curvature.summary import CurvatureSummary
+from fipa.errors import Diverged
+from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
+from fipa.federation.problem import Problem
+from fipa.federation.randomness import generator_for, seed_for
+
+SERVER = -1  # the server's place among the control variates
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What the server broadcasts: the model, and what to do with it."""
+
+    round_number: int
+    theta: Tensor
+    local: LocalRule
+    lr_scale: float = 1.0
+    plan: Plan | None = None
+    adaptive_rank: AdaptiveRank | None = None
+    adaptive_steps: AdaptiveSteps | None = None
+    gradient_norm: float | None = None  # of the sum over the clients
+    variates: Mapping[int, Tensor] = field(default_factory=dict)  # SCAFFOLD's, of each client and of the SERVER
+
+    @property
+    def asks_for_gradients(self) -> bool:
+        """Whether clients need to know the norm of the summed gradient first."""
+        return self.adaptive_rank is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What a client sends back."""
+
+    update: ClientUpdate
+    loss: float  # at the broadcast model
+    local_steps: int
+    notes: tuple[str, ...] = ()
+    variate_change: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Uplink: update, curvature, loss (8 bytes) and SCAFFOLD's change of variates."""
+        curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
+        tensors = [t for t in (self.update.delta, self.variate_change) if isinstance(t, Tensor)]
+        return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
+
+
+class Site:
+    """All clients of a problem. Stateless between rounds: what lasts is passed in and out."""
+
+    def __init__(self, problem: Problem, seed: int, *, centralised: bool = False) -> None:
+        self.problem = problem
+        self.seed = seed
+        self.initial = problem.theta()
+        self.clients: tuple[Client, ...] = (pooled(problem.clients),) if centralised else problem.clients
+        self._objectives = [Objective(problem.model, problem.layout, client) for client in self.clients]
+        self._stacks: dict[tuple[int, ...], StackedObjective] = {}
+
+    def groups(self, clients: Sequence[int], size: int) -> list[tuple[int, ...]]:
+        """Cut clients, in order, into groups of at most `size` that can be trained side by side."""
+        groups: list[tuple[int, ...]] = []
+        for client in clients:
+            last = groups[-1] if groups else ()
+            alike = bool(last) and self._objectives[last[0]].form == self._objectives[client].form
+            if alike and len(last) < size:
+                groups[-1] = (*last, client)
+            else:
+                groups.append((client,))
+        return groups
+
+    def losses(self, clients: Sequence[int], theta: Tensor) -> list[float]:
+        """Each client's loss at the same parameters."""
+        self.problem.model.eval()
+        stack = self._stack(clients)
+        return stack.losses(theta.expand(len(clients), -1)).tolist()
+
+    def gradients(self, clients: Sequence[int], theta: Tensor) -> Tensor:
+        """Each client's full gradient (M x p) at the same parameters."""
+        self.problem.model.eval()
+        return self._stack(clients).gradients(theta.expand(len(clients), -1))
+
+    def work(self, clients: Sequence[int], order: Order) -> list[Reply]:
+        """Local training and curvature of a group of clients."""
+        losses = self.losses(clients, order.theta)
+        for client, loss in zip(clients, losses, strict=True):
+            if not math.isfinite(loss):
+                raise Diverged(
+                    f"round {order.round_number}: the loss of client {client} is {loss} at the broadcast model"
+                )
+        needs_gradients = order.asks_for_gradients or isinstance(order.local, GaussNewton)
+        gradients = self.gradients(clients, order.theta) if needs_gradients else None
+        notes: dict[int, list[str]] = {client: [] for client in clients}
+        self.problem.load(order.theta)
+
+        sketches: dict[int, Sketch] = {}
+        for row, client in enumerate(clients):
+            if isinstance(order.plan, SketchPlan):
+                norm = float(gradients[row].norm()) if gradients is not None else None
+                sketches[client] = self._sketch(client, order, norm, notes[client])
+
+        if isinstance(order.local, GaussNewton):
+            assert gradients is not None
+            full = SketchPlan(rank=None)
+            deltas = [
+                order.local(sketches.get(client) or self._compute(full, client, order.round_number), gradient)
+                for client, gradient in zip(clients, gradients, strict=True)
+            ]
+            steps = [1] * len(clients)
+            changes: list[Tensor] | list[None] = [None] * len(clients)
+        else:
+            steps = self._steps(clients, order, sketches, gradients, notes)
+            deltas, changes = self._descend(clients, order, order.local, steps)
+
+        replies = []
+        for client, delta, loss, count, change in zip(clients, deltas, losses, steps, changes, strict=True):
+            if not bool(delta.isfinite().all()):
+                raise Diverged(
+                    f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
+                )
+            curvature = sketches.get(client) or self._curvature(client, order, delta)
+            update = ClientUpdate(delta, self.clients[client].num_examples, curvature, client)
+            replies.append(Reply(update, loss, count, tuple(notes[client]), change))
+        return replies
+
+    def _stack(self, clients: Sequence[int]) -> StackedObjective:
+        key = tuple(clients)
+        if key not in self._stacks:
+            self._stacks[key] = StackedObjective([self._objectives[client] for client in clients])
+        return self._stacks[key]
+
+    def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
+        seed = seed_for(self.seed, "sketch", round_number, client)
+        return plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed)
+
+    def _sketch(self, client: int, order: Order, norm: float | None, notes: list[str]) -> Sketch:
+        assert isinstance(order.plan, SketchPlan)
+        if order.adaptive_rank is None:
+            return self._compute(order.plan, client, order.round_number)
+        assert norm is not None
+        assert order.gradient_norm is not None
+        rank, note = order.adaptive_rank.choose(order.round_number, norm, order.gradient_norm)
+        if note:
+            notes.append(note)
+        seed = seed_for(self.seed, "sketch", order.round_number, client)
+        return order.plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed, rank)
+
+    def _curvature(self, client: int, order: Order, delta: Tensor) -> CurvatureSummary | None:
+        """What is not an eigen-sketch, taken after training but at the broadcast model."""
+        if order.plan is None or isinstance(order.plan, SketchPlan):
+            return None
+        model, layout, data = self.problem.model, self.problem.layout, self.clients[client]
+        seed = seed_for(self.seed, "sketch", order.round_number, client)
+        if isinstance(order.plan, AdditivePlan):
+            test_seed = seed_for(self.seed, "test matrix", order.round_number)
+            return order.plan.compute(model, layout, data, seed, delta, test_seed)
+        return order.plan.compute(model, layout, data, seed)
+
+    def _steps(
+        self,
+        clients: Sequence[int],
+        order: Order,
+        sketches: Mapping[int, Sketch],
+        gradients: Tensor | None,
+        notes: Mapping[int, list[str]],
+    ) -> list[int]:
+        assert isinstance(order.local, Descent)
+        if order.adaptive_steps is None:
+            return [order.local.steps_for(self._objectives[client].lengths[0]) for client in clients]
+        assert gradients is not None
+        steps = []
+        for client, gradient in zip(clients, gradients, strict=True):
+            smallest = float(sketches[client].eigenvalues[-1])
+            count, note = order.adaptive_steps.choose(
+                order.round_number, float(gradient.norm()), self._lr(order, order.local), smallest
+            )
+            steps.append(count)
+            if note:
+                notes[client].append(note)
+        return steps
+
+    def _descend(
+        self, clients: Sequence[int], order: Order, rule: Descent, steps: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor] | list[None]]:
+        generators = [generator_for(self.seed, "batches", order.round_number, client) for client in clients]
+        lr = self._lr(order, rule)
+        correction = None
+        server = order.variates.get(SERVER, torch.zeros_like(order.theta))
+        if isinstance(rule, Scaffold):
+            own = [order.variates.get(client, torch.zeros_like(order.theta)) for client in clients]
+            correction = torch.stack([server - c for c in own])
+        self.problem.model.train()
+        deltas = descend(
+            self._stack(clients), order.theta, rule, steps, lr=lr, generators=generators, correction=correction
+        )
+        self.problem.model.eval()
+        if correction is None:
+            return list(deltas), [None] * len(clients)
+        changes = [-server - delta / (count * lr) for delta, count in zip(deltas, steps, strict=True)]
+        return list(deltas), changes
+
+    @staticmethod
+    def _lr(order: Order, rule: Descent) -> float:
+        return rule.lr * order.lr_scale * rule.lr_decay ** (order.round_number - 1)

@@ -1,0 +1,61 @@
+"""What a round is made of, and when it changes: warm-up with one rule, then another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fipa.aggregation.rule import Rule
+from fipa.clients.local_rules import LocalRule
+from fipa.errors import FipaError
+from fipa.federation.control import StepControl
+from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A number of rounds with the same rules.
+
+    Parameters
+    ----------
+    rule, local, plan
+        What the server does, what the clients do, and what they tell about their curvature.
+    rounds
+        Length of this stage.
+    lr_scale
+        Multiplies the clients' learning rate.
+    damping_decay
+        The rule's damping is multiplied by this after every round of the stage.
+    control
+        Adapts damping or step to the clients' reported loss.
+    adaptive_rank, adaptive_steps
+        Let each client choose its rank and its number of local steps.
+    """
+
+    rule: Rule
+    local: LocalRule
+    rounds: int
+    plan: Plan | None = None
+    lr_scale: float = 1.0
+    damping_decay: float = 1.0
+    control: StepControl | None = None
+    adaptive_rank: AdaptiveRank | None = None
+    adaptive_steps: AdaptiveSteps | None = None
+
+    def rule_at(self, place: int) -> Rule:
+        """The rule in round `place` of this stage, counted from 0."""
+        if self.damping_decay == 1.0:
+            return self.rule
+        rule: Any = self.rule
+        return replace(rule, damping=rule.damping * self.damping_decay**place)
+
+
+def stage_at(stages: Sequence[Stage], round_number: int) -> tuple[Stage, int]:
+    """The stage of a round (counted from 1), and the round's place in it (from 0)."""
+    place = round_number - 1
+    for stage in stages:
+        if place < stage.rounds:
+            return stage, place
+        place -= stage.rounds
+    raise FipaError(f"round {round_number} is beyond the last stage")

@@ -1,0 +1,109 @@
+"""One arm on one seed on disk: a line of history per round and the state after the last one, safe against kill -9."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.additive import AdditiveStatistics
+from fipa.curvature.covariance import InputCovariance
+from fipa.curvature.diagonal import DiagonalCurvature
+from fipa.curvature.sketch import Sketch
+from fipa.errors import FipaError
+from fipa.federation.engine import Late, State
+from fipa.layout import Layout
+
+# what a checkpoint may hold besides tensors and plain data: nothing in it can run code
+_CLASSES: list[Any] = [AdditiveStatistics, ClientUpdate, DiagonalCurvature, InputCovariance, Late, Layout, Sketch]
+
+
+class RunFolder:
+    """Folder of one arm on one seed.
+
+    A round is first appended to the history, then the checkpoint is replaced in one step. Whatever was written after
+    the last checkpoint is cut off on loading, so that a killed run loses the round in flight and nothing else.
+    """
+
+    def __init__(self, path: Path, keep_thetas: bool = False) -> None:
+        self.path = path
+        self._keep_thetas = keep_thetas
+        path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def history(self) -> Path:
+        """One JSON object per round."""
+        return self.path / "history.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state after the last round."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def thetas(self) -> Path:
+        """The parameters after each round, as raw numbers one after the other."""
+        return self.path / "thetas.bin"
+
+    def save(self, state: State, record: Mapping[str, Any], status: str) -> None:
+        """Add a round."""
+        with self.history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(record)) + "\n")
+        if self._keep_thetas:
+            with self.thetas.open("ab") as binary:
+                binary.write(state.theta.numpy().tobytes())
+        content = {field.name: getattr(state, field.name) for field in fields(state)}
+        partial = self.checkpoint.with_suffix(".part")
+        torch.save({"state": content, "status": status}, partial)
+        os.replace(partial, self.checkpoint)
+
+    def load(self) -> tuple[State, list[dict[str, Any]], str] | None:
+        """State, history and status after the last complete round, or None if there is none."""
+        if not self.checkpoint.exists():
+            self.history.unlink(missing_ok=True)
+            self.thetas.unlink(missing_ok=True)
+            return None
+        try:
+            with torch.serialization.safe_globals(_CLASSES):
+                content = torch.load(self.checkpoint, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise FipaError(f"{self.checkpoint} cannot be read: delete {self.path} to run this arm anew") from error
+        state = State(**content["state"])
+        lines = self.history.read_text("utf-8").splitlines(keepends=True) if self.history.exists() else []
+        if len(lines) < state.round_number:
+            raise FipaError(
+                f"{self.history} has {len(lines)} rounds, its checkpoint {state.round_number}: delete {self.path} to "
+                "run this arm anew"
+            )
+        if len(lines) > state.round_number:
+            lines = lines[: state.round_number]
+            partial = self.history.with_suffix(".part")
+            partial.write_text("".join(lines), "utf-8")
+            os.replace(partial, self.history)
+        if self._keep_thetas:
+            os.truncate(self.thetas, state.round_number * state.theta.numel() * state.theta.element_size())
+        return state, [json.loads(line) for line in lines], content["status"]
+
+
+def finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write in one step: readers see the old file or the new one."""
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,1 @@
+"""The problems of the paper: data, model and metric, one small file each."""

@@ -1,0 +1,33 @@
+"""Problems by the name that an experiment calls them, and problems from a user's own Python file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from fipa.errors import FipaError
+from fipa.federation.problem import Problem
+from fipa.problems.fitting import mixture2d, sine
+
+
+def python(seed: int, *, file: str) -> Problem:
+    """The problem that `problem(seed)` in a Python file returns."""
+    path = Path(file)
+    if not path.is_file():
+        raise FipaError(f"{file}: no such file")
+    spec = importlib.util.spec_from_file_location(f"fipa_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise FipaError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make = getattr(module, "problem", None)
+    if not callable(make):
+        raise FipaError(f"{file} must define a function problem(seed) that returns a fipa.Problem")
+    made = make(seed)
+    if not isinstance(made, Problem):
+        raise FipaError(f"{file}: problem(seed) must return a fipa.Problem, got {type(made).__name__}")
+    return made
+
+
+PROBLEMS: dict[str, Callable[..., Problem]] = {"sine": sine, "mixture2d": mixture2d, "python": python}

@@ -1,0 +1,147 @@
+"""What is seen of a run while it runs: a live bar, plain lines, or TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from typing_extensions import Self
+
+from fipa.config.schema import Experiment
+from fipa.errors import FipaError
+from fipa.runner import Watcher
+
+
+class Watchers:
+    """Several watchers as one; a context, so that those who need one can be closed."""
+
+    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
+        self._watchers = list(watchers)
+
+    def add(self, watcher: Watcher) -> None:
+        """One more."""
+        self._watchers.append(watcher)
+
+    def __enter__(self) -> Self:
+        for watcher in self._watchers:
+            if hasattr(watcher, "__enter__"):
+                watcher.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for watcher in self._watchers:
+            if hasattr(watcher, "__exit__"):
+                watcher.__exit__(kind, error, trace)
+
+    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+        for watcher in self._watchers:
+            watcher.begin(arm, seed, done, total)
+
+    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+        for watcher in self._watchers:
+            watcher.round(arm, seed, record)
+
+    def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
+        for watcher in self._watchers:
+            watcher.end(arm, seed, status)
+
+
+class Progress:
+    """One bar per arm: round, metric and the time left, over all of the arm's seeds."""
+
+    def __init__(self, console: Console, experiment: Experiment) -> None:
+        width = max(len(arm.name) for arm in experiment.arms)
+        self._seeds = len(experiment.seeds)
+        self._tasks: dict[str, TaskID] = {}
+        self._clock: dict[str, tuple[float, int]] = {}
+        self._bars = Bars(
+            TextColumn(f"{{task.description:<{width}}}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[round]:>11}  {task.fields[metric]:>8}  {task.fields[left]}"),
+            console=console,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+        if arm not in self._tasks:
+            self._tasks[arm] = self._bars.add_task(arm, total=total * self._seeds, round="", metric="", left="")
+            self._clock[arm] = (time.monotonic(), 0)
+        self._total = total
+        self._bars.advance(self._tasks[arm], done)
+
+    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+        start, count = self._clock[arm]
+        self._clock[arm] = (start, count + 1)
+        task = self._bars.tasks[self._tasks[arm]]
+        pace = (time.monotonic() - start) / (count + 1)
+        left = pace * max(0.0, (task.total or 0) - task.completed - 1)
+        self._bars.update(
+            self._tasks[arm],
+            advance=1,
+            round=f"{record['round']}/{self._total}",
+            metric=f"{record['metric']:.2e}",
+            left=f"{int(left) // 60}:{int(left) % 60:02d} left",
+        )
+
+    def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
+        if status == "diverged":
+            self._bars.update(self._tasks[arm], metric="diverged")
+
+
+class Log:
+    """A line at the start and at the end of each arm and seed: for files and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last: dict[str, Any] = {}
+
+    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+        self._last = {}
+        if done:
+            self._console.print(f"{arm}, seed {seed}: goes on after round {done} of {total}", highlight=False)
+
+    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+        self._last = record
+
+    def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
+        if self._last:
+            text = f"round {self._last['round']}, metric {self._last['metric']:.3e}"
+            self._console.print(f"{arm}, seed {seed}: {status} at {text}", highlight=False)
+
+
+class TensorBoard:
+    """Scalars per arm and seed, for `tensorboard --logdir`."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise FipaError("--tensorboard needs tensorboard: pip install 'fipa[tensorboard]'") from None
+        self._make = SummaryWriter
+        self._directory = directory
+        self._writer: Any = None
+
+    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+        self._writer = self._make(str(self._directory / f"{arm}, seed {seed}"), purge_step=done + 1)
+
+    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+        for key, value in record.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and key != "round":
+                self._writer.add_scalar(key, value, record["round"])
+
+    def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
+        self._writer.close()

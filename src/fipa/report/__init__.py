@@ -1,0 +1,9 @@
+"""From a run directory to tables, figures and a page that opens in any browser.
+
+`data` needs numpy alone; `figures` needs matplotlib and `page` needs plotly (both in `fipa[cli]`), so they are imported
+by name: `from fipa.report.page import write_page`.
+"""
+
+from fipa.report.data import ArmSummary, load_results, load_views, summary
+
+__all__ = ["ArmSummary", "load_results", "load_views", "summary"]

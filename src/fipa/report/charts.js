@@ -1,0 +1,217 @@
+"use strict";
+// What to draw: each function returns [traces, layout] for Plotly.react.
+
+const AXIS_TITLES = { rounds: "communication round", seconds: "seconds", mib: "uplink MiB" };
+const CLIENT_COLOURS = ["#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#808080"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+
+// Plotly reads a little HTML in its labels; names from the data are text.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name) => style.getPropertyValue(name).trim();
+  return { ink: of("--ink"), soft: of("--soft"), rule: of("--rule"), paper: of("--paper") };
+}
+
+function axis(title, log, extra = {}) {
+  const { rule, soft } = theme();
+  const lines = { gridcolor: rule, linecolor: soft, zeroline: false, automargin: true, ticks: "outside", tickcolor: soft };
+  const type = log ? { type: "log", exponentformat: "power", minor: { ticks: "outside", dtick: "D1" } } : { type: "linear" };
+  return { title: { text: title, standoff: 8 }, ...lines, ...type, ...extra };
+}
+
+function layout(xaxis, yaxis, extra = {}) {
+  const { ink, paper } = theme();
+  return {
+    xaxis,
+    yaxis,
+    font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 13 },
+    paper_bgcolor: paper,
+    plot_bgcolor: paper,
+    margin: { l: 60, r: 16, t: 30, b: 48 },
+    showlegend: false,
+    hovermode: "closest",
+    ...extra,
+  };
+}
+
+const LEGEND_BELOW = { showlegend: true, legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom" } };
+
+function fade(colour, opacity) {
+  const channels = [1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16));
+  return `rgba(${channels.join(",")},${opacity})`;
+}
+
+// Closed outlines around the runs of rounds in which both ends of the band can be drawn.
+function bandTrace(arm, x, band, log) {
+  const outline = { x: [], y: [] };
+  let start = null;
+  for (let i = 0; i <= x.length; i += 1) {
+    const drawn = i < x.length && band.low[i] !== null && band.high[i] !== null && x[i] !== null && !(log && band.low[i] <= 0);
+    if (drawn && start === null) start = i;
+    if (drawn || start === null) continue;
+    const places = Array.from({ length: i - start }, (_, k) => start + k);
+    const back = [...places].reverse();
+    outline.x.push(...places.map((k) => x[k]), ...back.map((k) => x[k]), null);
+    outline.y.push(...places.map((k) => band.low[k]), ...back.map((k) => band.high[k]), null);
+    start = null;
+  }
+  const look = { fill: "toself", fillcolor: fade(arm.colour, 0.18), line: { width: 0 }, hoverinfo: "skip" };
+  return { ...outline, ...look, mode: "lines", name: plain(arm.name), meta: "band", type: "scatter" };
+}
+
+function line(arm, x, y, extra = {}) {
+  const look = { color: arm.colour, dash: arm.dash, width: 2.2 };
+  const mode = y.filter((v) => v !== null).length < 40 ? "lines+markers" : "lines";
+  const hover = `${plain(arm.name)}<br>%{x:.4g}: %{y:.4g}<extra></extra>`;
+  return { x, y, mode, line: look, marker: { size: 4, color: arm.colour }, name: plain(arm.name), hovertemplate: hover, ...extra };
+}
+
+function metricChart(section, state) {
+  const log = state.scale === "log";
+  const traces = [];
+  for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a[state.axis])) {
+    const x = arm[state.axis];
+    if (state.band && arm.metric.low) traces.push(bandTrace(arm, x, arm.metric, log));
+    if (state.seeds) {
+      for (const [seed, y] of Object.entries(arm.seeds ?? {})) {
+        const look = { color: arm.colour, width: 0.8, dash: arm.dash };
+        const hovertemplate = `${plain(arm.name)}, seed ${plain(seed)}: %{y:.4g}<extra></extra>`;
+        traces.push(line(arm, x, y, { mode: "lines", line: look, meta: "seed", hovertemplate }));
+      }
+    }
+    traces.push(line(arm, x, arm.metric.median, { meta: "median" }));
+  }
+  return [traces, layout(axis(AXIS_TITLES[state.axis], false), axis(plain(section.metric.name), log))];
+}
+
+function seriesChart(section, state) {
+  const log = state.seriesScale === "log";
+  const traces = [];
+  for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a.series?.[state.series])) {
+    const values = arm.series[state.series];
+    const x = arm.rounds.slice(1);
+    if (values.low) traces.push(bandTrace(arm, x, values, log));
+    traces.push(line(arm, x, values.median, { meta: "median" }));
+  }
+  return [traces, layout(axis(AXIS_TITLES.rounds, false), axis(section.names[state.series], log))];
+}
+
+function gapChart(section, state) {
+  const traces = [];
+  for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a.gap)) {
+    const x = arm.rounds.slice(1);
+    if (arm.gap.low) traces.push(bandTrace(arm, x, arm.gap, true));
+    const slope = arm.gap.exponent === null ? "" : `, measured K^${arm.gap.exponent.toFixed(2)}`;
+    traces.push(line(arm, x, arm.gap.median, { meta: "median", name: plain(arm.name) + slope, showlegend: true }));
+    if (arm.gap.guide === null) continue;
+    const look = { color: arm.colour, width: 1.5, dash: "dot" };
+    const guide = { mode: "lines", line: look, meta: "guide", name: `${arm.gap.guide.toPrecision(2)} / K`, hoverinfo: "skip" };
+    traces.push({ x, y: x.map((k) => arm.gap.guide / k), ...guide });
+  }
+  for (const trace of traces.filter((t) => t.meta === "band")) trace.showlegend = false;
+  const ticks = (key) => {
+    const values = traces.flatMap((t) => t[key]).filter((v) => v > 0);
+    return values.length && Math.max(...values) < 1000 * Math.min(...values) ? { dtick: "D2" } : {};
+  };
+  const x = axis("communication round K", true, { exponentformat: "none", ...ticks("x") });
+  return [traces, layout(x, axis("gap of the parameters", true, ticks("y")), LEGEND_BELOW)];
+}
+
+function clientLine(client, index, x, y, extra = {}) {
+  const colour = CLIENT_COLOURS[index % CLIENT_COLOURS.length];
+  const dash = DASHES[Math.floor(index / CLIENT_COLOURS.length) % DASHES.length];
+  const mode = y.length < 60 ? "lines+markers" : "lines";
+  const hovertemplate = `client ${plain(client)}<br>%{x}: %{y:.4g}<extra></extra>`;
+  const look = { mode, line: { color: colour, dash, width: 1.8 }, marker: { size: 5, color: colour }, hovertemplate };
+  return { x, y, name: `client ${plain(client)}`, legendgroup: client, ...look, ...extra };
+}
+
+function spectraChart(arm, round) {
+  const traces = Object.entries(arm.spectra[round] ?? {}).map(([client, values], index) => {
+    const positive = values.map((v) => (v > 0 ? v : null));
+    return clientLine(client, index, values.map((_, k) => k + 1), positive);
+  });
+  return [traces, layout(axis("index", false), axis("eigenvalue", true), LEGEND_BELOW)];
+}
+
+// Panels above each other on one round axis: [{ title, log, traces }].
+function stacked(panels) {
+  const height = 1 / panels.length;
+  const result = layout(axis(AXIS_TITLES.rounds, false, { anchor: `y${panels.length}` }), {}, LEGEND_BELOW);
+  panels.forEach((panel, index) => {
+    const top = 1 - index * height;
+    const domain = [Math.max(0, top - height * 0.88), top];
+    result[`yaxis${index ? index + 1 : ""}`] = axis(panel.title, panel.log, { domain });
+  });
+  const traces = panels.flatMap((panel, index) => panel.traces.map((t) => ({ ...t, yaxis: `y${index ? index + 1 : ""}` })));
+  return [traces, result];
+}
+
+function scheduleChart(arm) {
+  const titles = { ranks: "rank", local_steps: "local steps" };
+  const panels = Object.entries(arm.schedule.lines).map(([key, clients], panel) => {
+    const traces = Object.entries(clients).map(([client, values], index) =>
+      clientLine(client, index, arm.schedule.rounds, values, { showlegend: panel === 0, connectgaps: true }));
+    return { title: titles[key], log: false, traces };
+  });
+  return stacked(panels);
+}
+
+function steeringChart(arm) {
+  const { rounds, lines, accepted } = arm.steering;
+  const refused = rounds.filter((_, k) => accepted[k] === false);
+  const entries = Object.entries(lines).length ? Object.entries(lines) : [["accepted", accepted.map(Number)]];
+  const panels = entries.map(([key, values], index) => {
+    const positive = values.every((v) => v === null || v > 0);
+    const at = refused.map((round) => values[rounds.indexOf(round)]);
+    const cross = { mode: "markers", marker: { symbol: "x", size: 9, color: theme().ink }, name: "rejected", showlegend: index === 0 };
+    const shown = key === "trials" ? { type: "bar", marker: { color: arm.colour } } : {};
+    const traces = [line(arm, rounds, values, { name: key, showlegend: false, ...shown })];
+    if (refused.length) traces.push({ x: refused, y: at, ...cross });
+    return { title: key, log: positive && (key === "damping" || key === "step"), traces };
+  });
+  return stacked(panels);
+}
+
+function fitChart(view, section, state) {
+  const { ink, rule } = theme();
+  const styles = Object.fromEntries(section.arms.map((arm) => [arm.name, arm]));
+  const traces = [];
+  for (const [name, y] of Object.entries(view.arms).filter(([n]) => !state.hidden.has(n))) {
+    traces.push(line(styles[name] ?? { name, colour: CLIENT_COLOURS[6], dash: "solid" }, view.x, y, { mode: "lines" }));
+  }
+  traces.push({ x: view.x, y: view.target, mode: "lines", line: { color: ink, width: 1.8, dash: "dot" }, name: "target" });
+  const shapes = view.regions.slice(1).map((end, k) => ({
+    type: "rect", xref: "x", yref: "paper", x0: view.regions[k], x1: end, y0: 0, y1: 1, layer: "below",
+    line: { width: 0 }, fillcolor: rule, opacity: k % 2 ? 0.15 : 0.5,
+  }));
+  const annotations = view.regions.slice(1).map((end, k) => ({
+    text: `client ${k}`, x: (view.regions[k] + end) / 2, y: 1, yref: "paper", yanchor: "top", showarrow: false, font: { size: 11 },
+  }));
+  const axes = [axis(plain(view.x_label), false), axis(plain(view.y_label), false)];
+  return [traces, layout(...axes, { shapes, annotations, ...LEGEND_BELOW })];
+}
+
+function mapCharts(view) {
+  const [x0, x1, y0, y1] = view.extent;
+  const { ink } = theme();
+  const rows = view.target.length;
+  const columns = view.target[0].length;
+  const place = { x0, dx: (x1 - x0) / Math.max(1, columns - 1), y0, dy: (y1 - y0) / Math.max(1, rows - 1) };
+  const shapes = view.boxes.map(([a, b, c, d]) => ({ type: "rect", x0: a, x1: b, y0: c, y1: d, line: { color: "white", width: 1.5, dash: "dash" } }));
+  const [low, high] = view.range;
+  const ticks = Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, k) => Math.ceil(low) + k);
+  const bar = { thickness: 12, outlinewidth: 0, tickfont: { color: ink } };
+  const logBar = ticks.length > 1 ? { ...bar, tickvals: ticks, ticktext: ticks.map((t) => `10<sup>${t}</sup>`) } : { ...bar, tickprefix: "10^" };
+  const frame = (name) => layout(axis("", false, { constrain: "domain" }), axis("", false, { scaleanchor: "x", constrain: "domain" }), {
+    shapes, title: { text: name, font: { size: 13 } }, margin: { l: 36, r: 8, t: 36, b: 30 },
+  });
+  const target = { type: "heatmap", z: view.target, ...place, colorscale: "Viridis", colorbar: bar, hovertemplate: "%{z:.4g}<extra></extra>" };
+  const errors = Object.entries(view.errors).map(([name, z]) => {
+    const colours = { colorscale: "Cividis", zmin: low, zmax: high, colorbar: logBar };
+    return [[{ type: "heatmap", z, ...place, ...colours, hovertemplate: "10^%{z:.2f}<extra></extra>" }], frame(`error of ${plain(name)}`)];
+  });
+  return [[[target], frame("target")], ...errors];
+}

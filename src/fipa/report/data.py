@@ -1,0 +1,178 @@
+"""What the report says about a run: the summary of its arms, and their series over rounds and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fipa.report import statistics
+from fipa.report.files import load_results, load_views, with_rounds
+from fipa.report.statistics import Array, Band, Paired
+
+__all__ = [
+    "MIB",
+    "ArmSummary",
+    "best_arm",
+    "cumulative",
+    "diverged",
+    "final_metric",
+    "load_results",
+    "load_views",
+    "metric_table",
+    "series_band",
+    "summary",
+    "worst",
+]
+
+Results = dict[str, Any]  # as `load_results` returns them
+Record = dict[str, Any]  # one arm, one seed
+
+MIB = 2.0**20
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """The last round of one arm over its seeds.
+
+    final_*, best
+        The metric of the last round, and the median over the seeds of the best one of any round. In the final metric a
+        seed that diverged counts as infinity (minus infinity if the goal is "max"), whatever it had reached before.
+    rounds, seconds, uplink_bytes
+        The most rounds of any seed; medians over the seeds of the totals.
+    status
+        "finished", "running", "diverged", or for example "diverged 1/3".
+    diverged, worse_than_start
+        Numbers of seeds. A seed that diverged does not count as worse than the start.
+    ratio_to_control, difference_to_control
+        One of them over the seeds common with the control, by the scale of the metric ("log": ratio, above one is
+        better; "linear": arm minus control). Both None for the control itself and without a control.
+    """
+
+    arm: str
+    seeds: tuple[str, ...]
+    rounds: int
+    final_median: float
+    final_min: float
+    final_max: float
+    final_mean: float
+    final_std: float
+    best: float
+    seconds: float
+    uplink_bytes: float
+    status: str
+    diverged: int
+    worse_than_start: int
+    ratio_to_control: Paired | None
+    difference_to_control: Paired | None
+
+
+def worst(results: Results) -> float:
+    """The value that stands for a diverged metric."""
+    return math.inf if results["metric"]["goal"] == "min" else -math.inf
+
+
+def diverged(record: Record) -> bool:
+    """True if the run was stopped as diverged or its last metric is not finite."""
+    return record.get("status") == "diverged" or record["metric"][-1] is None
+
+
+def final_metric(record: Record, worst: float) -> float:
+    """The metric of the last round; `worst` if the run diverged."""
+    return worst if diverged(record) else float(record["metric"][-1])
+
+
+def metric_table(results: Results, arm: str) -> Array:
+    """Seeds by rounds 0, 1, ...: round 0 is the metric before training; diverged entries are infinite."""
+    records = results["arms"][arm].values()
+    rows = [[r.get("initial_metric"), *r["metric"]] for r in records]
+    values = statistics.table(rows, missing=worst(results), stopped=[diverged(r) for r in records])
+    values[:, 0] = statistics.table([[r.get("initial_metric")] for r in records])[:, 0]  # unknown is not diverged
+    return values
+
+
+def series_band(results: Results, arm: str, key: str) -> Band | None:
+    """Statistics of another per-round series (rounds 1, 2, ...) over the seeds that have it; None if none has."""
+    records = [record for record in results["arms"][arm].values() if record.get(key)]
+    # A loss that is not a number is infinite; elsewhere null means that there is no value.
+    missing, stopped = (math.inf, [diverged(r) for r in records]) if key == "loss" else (math.nan, None)
+    band = statistics.band(statistics.table([r[key] for r in records], missing=missing, stopped=stopped))
+    rest = max(len(r["metric"]) for r in results["arms"][arm].values()) - len(band.median)
+    band = Band(*(np.pad(line, (0, rest), constant_values=np.nan) for line in (band.median, band.low, band.high)))
+    return None if np.isnan(band.median).all() else band
+
+
+def cumulative(results: Results, arm: str, key: str) -> Array | None:
+    """Median over the seeds of the running total of `key`, from zero in round 0; None if it was not recorded."""
+    rows = [np.cumsum([0.0, *(v or 0.0 for v in r[key])]).tolist() for r in results["arms"][arm].values() if r.get(key)]
+    if not rows:
+        return None
+    # A seed that stops early must not make the total of the others run backwards.
+    return np.maximum.accumulate(statistics.band(statistics.table(rows)).median)
+
+
+def summary(results: Results) -> list[ArmSummary]:
+    """Summarise every arm that has finished a round, in the order of the results."""
+    results = {"control": None, **results, "arms": with_rounds(results["arms"])}
+    return [_summarise(results, arm) for arm in results["arms"]]
+
+
+def best_arm(results: Results, summaries: Sequence[ArmSummary]) -> ArmSummary | None:
+    """The arm with the best median final metric, other than the reference; None if every arm diverged."""
+    sign = 1 if results["metric"]["goal"] == "min" else -1
+    finite = [s for s in summaries if math.isfinite(s.final_median) and s.arm != results["reference"]]
+    return min(finite, key=lambda s: sign * s.final_median, default=None)
+
+
+def _summarise(results: Results, arm: str) -> ArmSummary:
+    seeds = results["arms"][arm]
+    goal, bad = results["metric"]["goal"], worst(results)
+    finals = {seed: final_metric(record, bad) for seed, record in seeds.items()}
+    values = np.array(list(finals.values()))
+    mean, std = statistics.spread(values)
+    reached = metric_table(results, arm)[:, 1:]
+    best = np.nanmin(reached, axis=1) if goal == "min" else np.nanmax(reached, axis=1)
+    gone = sum(map(diverged, seeds.values()))
+    control = results["arms"].get(results["control"], {}) if arm != results["control"] else {}
+    common = [seed for seed in finals if seed in control]
+    ours, theirs = np.array([finals[s] for s in common]), np.array([final_metric(control[s], bad) for s in common])
+    logarithmic = results["metric"]["scale"] == "log"
+    return ArmSummary(
+        arm=arm,
+        seeds=tuple(seeds),
+        rounds=max(len(record["metric"]) for record in seeds.values()),
+        final_median=statistics.middle(values),
+        final_min=float(values.min()),
+        final_max=float(values.max()),
+        final_mean=mean,
+        final_std=std,
+        best=statistics.middle(best),
+        seconds=_median_total(seeds, "seconds"),
+        uplink_bytes=_median_total(seeds, "uplink_bytes"),
+        status=_status(gone, len(seeds), any(record.get("status") == "running" for record in seeds.values())),
+        diverged=gone,
+        worse_than_start=sum(_worse_than_start(record, goal) for record in seeds.values()),
+        ratio_to_control=statistics.paired_ratio(ours, theirs, goal) if common and logarithmic else None,
+        difference_to_control=statistics.paired_difference(ours, theirs, goal) if common and not logarithmic else None,
+    )
+
+
+def _median_total(seeds: dict[str, Record], key: str) -> float:
+    totals = [sum(v or 0.0 for v in record[key]) for record in seeds.values() if record.get(key)]
+    return statistics.middle(np.array(totals)) if totals else math.nan
+
+
+def _status(gone: int, seeds: int, running: bool) -> str:
+    if not gone:
+        return "running" if running else "finished"
+    return "diverged" if gone == seeds else f"diverged {gone}/{seeds}" + (", running" if running else "")
+
+
+def _worse_than_start(record: Record, goal: str) -> bool:
+    start, end = record.get("initial_metric"), record["metric"][-1]
+    if start is None or diverged(record):
+        return False
+    return bool(end > start if goal == "min" else end < start)

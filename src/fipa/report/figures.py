@@ -1,0 +1,156 @@
+"""Figures of a run in the layout of the paper's Fig. 2, as PNG and SVG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fipa.report import panels
+from fipa.report.data import Results, best_arm, load_results, load_views, series_band, summary
+from fipa.report.payload import by_client, error_range, log_error, varies
+from fipa.report.style import Style, arm_styles
+
+DPI = 160
+
+Views = dict[str, Any]
+Styles = dict[str, Style]
+
+
+def write_figures(run: Path, out: Path) -> list[Path]:
+    """Draw the figure that the run's results ask for into the directory `out`.
+
+    Returns the paths of the PNG and the SVG. Without the data that a layout needs (schedules, gaps, views) the panel is
+    left out; an unknown layout is drawn as "generic".
+    """
+    results, views = load_results(run), load_views(run)
+    styles = arm_styles(list(results["arms"]), [results["control"]])
+    figure = LAYOUTS.get(results["figure"], _generic)(results, views, styles)
+    figure.suptitle(panels.plain(results["title"]), fontsize=12, wrap=True)
+    FigureCanvasAgg(figure)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "-", results["experiment"])
+    paths = [out / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    # Text stays text in the SVG; a fixed salt and no date make it the same file every time.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fipa"}):
+        figure.savefig(paths[0], dpi=DPI)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _fit1d(results: Results, views: Views, styles: Styles) -> Figure:
+    curves = views.get("curves")
+    figure, axes = _grid([1, 1] if curves else [1], width=6.4, height=3.4)
+    panels.metric_curves(axes[0], results, styles, "seconds")
+    if curves:
+        panels.fitted_curves(axes[1], curves, styles)
+        axes[1].set_title(panels.plain(curves.get("title", "")), fontsize=10)
+    _legend_below(figure, axes[-1], axes[0])
+    return figure
+
+
+def _adaptive(results: Results, views: Views, styles: Styles) -> Figure:
+    first = {arm: next(iter(seeds.values())) for arm, seeds in results["arms"].items()}
+    parts = []
+    for key, label in (("local_steps", "local steps"), ("ranks", "rank")):
+        moving = {a: r for a, r in first.items() if varies(v for line in by_client(r, key).values() for v in line)}
+        if moving:
+            parts.append((moving, key, label))
+    figure, axes = _grid([1 + len(parts)], width=4.4, height=4.2)
+    panels.metric_curves(axes[0], results, styles, "rounds")
+    _legend_under(axes[0])
+    for place, (records, key, label) in zip(axes[1:], parts, strict=True):
+        panels.client_lines(place, records, key, label)
+        _legend_under(place)
+        place.set_title(
+            "first seed" if len(records) > 1 else f"{panels.plain(next(iter(records)))}, first seed", fontsize=10
+        )
+    return figure
+
+
+def _gauss_newton(results: Results, views: Views, styles: Styles) -> Figure:
+    has_gap = any(series_band(results, arm, "gap") is not None for arm in results["arms"])
+    figure, axes = _grid([2 if has_gap else 1], width=5.4, height=4.6)
+    panels.metric_curves(axes[0], results, styles, "rounds")
+    panels.reference_slope(axes[0], results)
+    _legend_under(axes[0])
+    if has_gap:
+        panels.gap_curves(axes[1], results, styles)
+        _legend_under(axes[1])
+    return figure
+
+
+def _fit2d(results: Results, views: Views, styles: Styles) -> Figure:
+    maps = views.get("maps")
+    # the control and the best of the others, as far as their final models were kept
+    others = [s for s in summary(results) if s.arm != results["control"]]
+    best = best_arm(results, others)
+    wanted = [results["control"], best.arm if best else None]
+    arms = [arm for arm in wanted if maps and arm in maps["arms"]]
+    figure, axes = _grid([1, 1 + len(arms)] if maps else [1], width=3.6, height=3.2, least=7.2)
+    panels.metric_curves(axes[0], results, styles, "seconds")
+    axes[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    if maps:
+        figure.colorbar(panels.target_map(axes[1], maps), ax=axes[1])
+        target = np.asarray(maps["target"], dtype=float)
+        limits = error_range([log_error(np.asarray(maps["arms"][arm], dtype=float), target) for arm in arms])
+        images = [panels.error_map(place, maps, arm, limits) for place, arm in zip(axes[2:], arms, strict=True)]
+        if images:
+            bar = figure.colorbar(images[0], ax=axes[2:])
+            bar.locator = MaxNLocator(nbins=6, integer=limits[1] - limits[0] >= 2)
+            bar.formatter = FuncFormatter(lambda value, _: f"{10.0**value:.0e}")
+            bar.update_ticks()
+    return figure
+
+
+def _generic(results: Results, views: Views, styles: Styles) -> Figure:
+    figure, axes = _grid([3], width=4.2, height=3.8)
+    for place, x in zip(axes, ("rounds", "seconds", "mib"), strict=True):
+        panels.metric_curves(place, results, styles, x)
+    _legend_below(figure, axes[0])
+    return figure
+
+
+def _grid(rows: list[int], *, width: float, height: float, least: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Rows of axes, each spread over the whole width."""
+    figure = Figure(figsize=(max(least, width * max(rows)), height * len(rows) + 0.4), layout="constrained")
+    axes: list[Axes] = []
+    for part, columns in zip(np.ravel(np.asarray(figure.subfigures(len(rows), 1), dtype=object)), rows, strict=True):
+        axes += np.ravel(np.asarray(part.subplots(1, columns), dtype=object)).tolist()
+    return figure, axes
+
+
+def _legend_under(axes: Axes) -> None:
+    """The legend of one panel, below it so that it hides no line."""
+    columns = 1 if len(axes.get_legend_handles_labels()[1]) < 4 else 2
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=8, frameon=False)
+
+
+def _legend_below(figure: Figure, *axes: Axes) -> None:
+    """One legend for all panels, outside of them."""
+    entries: dict[str, Any] = {}
+    for place in axes:
+        handles, labels = place.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    columns = max(1, min(4, len(entries)))
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+    )
+
+
+LAYOUTS: dict[str, Callable[[Results, Views, Styles], Figure]] = {
+    "fit1d": _fit1d,
+    "adaptive": _adaptive,
+    "gauss-newton": _gauss_newton,
+    "fit2d": _fit2d,
+    "generic": _generic,
+}

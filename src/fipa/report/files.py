@@ -1,0 +1,112 @@
+"""A run directory, read and checked.
+
+`results.json` holds what was measured, `views.json` (optional) what the final models look like. Both stay plain
+dictionaries; what this module guarantees is that every key the report needs is there with the right shape.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fipa.errors import FipaError
+
+FORMAT = "fipa-results-1"
+NUMBERS = (
+    *("loss", "seconds", "uplink_bytes", "downlink_bytes", "peak_memory_mib"),
+    *("rank", "damping", "step", "trials", "step_length", "cosine_with_fedavg", "effective_rank", "gap"),
+)
+PER_ROUND = (*NUMBERS, "ranks", "local_steps", "clients", "accepted")
+DEFAULTS: dict[str, Any] = {
+    "fipa": "unknown",
+    "experiment": "run",
+    "title": "",
+    "description": "",
+    "command": "",
+    "config_toml": "",
+    "control": None,
+    "reference": None,
+    "figure": "generic",
+}
+
+
+def load_results(run: Path) -> dict[str, Any]:
+    """Read and check `run/results.json`; arms without any round are left out."""
+    path = Path(run) / "results.json"
+    results = _read(path)
+    if results.get("format") != FORMAT:
+        raise FipaError(f"{path}: format is {results.get('format')!r}, this version of fipa reads {FORMAT!r}")
+    for key, value in DEFAULTS.items():
+        results.setdefault(key, value)
+    results["title"] = results["title"] or results["experiment"]
+    metric = {"name": "metric", "goal": "min", "scale": "linear"} | dict(results.get("metric") or {})
+    if metric["goal"] not in ("min", "max") or metric["scale"] not in ("log", "linear"):
+        raise FipaError(f"{path}: metric needs goal min or max and scale log or linear, not {metric}")
+    results["metric"] = metric
+    arms = results.get("arms")
+    if not isinstance(arms, dict):
+        raise FipaError(f"{path}: 'arms' is missing or not an object")
+    for arm, seeds in arms.items():
+        if not isinstance(seeds, dict):
+            raise FipaError(f"{path}: arm {arm!r} is not an object of seeds")
+        for seed, record in seeds.items():
+            _check_record(record, f"{path}: arm {arm!r}, seed {seed}")
+    results["arms"] = with_rounds(arms)
+    if not results["arms"]:
+        raise FipaError(f"{path}: no arm has finished a round yet; there is nothing to report")
+    return results
+
+
+def with_rounds(arms: dict[str, Any]) -> dict[str, Any]:
+    """The arms and seeds that have finished a round."""
+    kept = {arm: {s: r for s, r in seeds.items() if r["metric"]} for arm, seeds in arms.items()}
+    return {arm: seeds for arm, seeds in kept.items() if seeds}
+
+
+def load_views(run: Path) -> dict[str, Any]:
+    """Read `run/views.json`; empty if there is none."""
+    path = Path(run) / "views.json"
+    if not path.exists():
+        return {}
+    views = _read(path)
+    needed = {"curves": ("x", "target", "arms"), "maps": ("extent", "target", "arms")}
+    for view, keys in needed.items():
+        missing = [key for key in keys if key not in views.get(view, dict.fromkeys(keys))]
+        if missing:
+            raise FipaError(f"{path}: {view} lacks {', '.join(missing)}")
+        shape = np.shape(views[view]["target"]) if view in views else ()
+        for arm, values in views.get(view, {}).get("arms", {}).items():
+            if np.shape(values) != shape:
+                raise FipaError(f"{path}: {view} of arm {arm!r} has shape {np.shape(values)}, its target {shape}")
+    return views
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except FileNotFoundError:
+        raise FipaError(f"{path} does not exist: {path.parent} is not a run directory") from None
+    except ValueError as error:
+        raise FipaError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FipaError(f"{path}: expected an object, found {type(content).__name__}")
+    return content
+
+
+def _check_record(record: Any, where: str) -> None:
+    if not isinstance(record, dict) or not isinstance(record.get("metric"), list):
+        raise FipaError(f"{where}: 'metric' is missing or not a list")
+    rounds = len(record["metric"])
+    for key in ("metric", *PER_ROUND):
+        values = record.get(key) or []
+        if not isinstance(values, list):
+            raise FipaError(f"{where}: {key!r} is not a list")
+        # The reference may have fewer rounds than the arm that is compared with it.
+        complete = len(values) <= rounds if key == "gap" else len(values) in (0, rounds)
+        if not complete:
+            raise FipaError(f"{where}: {key!r} must be a list with one entry for each of {rounds} rounds")
+        if key in ("metric", *NUMBERS) and not all(v is None or isinstance(v, (int, float)) for v in values):
+            raise FipaError(f"{where}: {key!r} holds something that is not a number")

@@ -1,0 +1,137 @@
+"""The parts of the page that are text: tables, lists and the frames around the charts.
+
+Every function returns HTML; whatever comes from the data goes through `escape`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from fipa.report.data import MIB, ArmSummary, Results
+from fipa.report.words import against_control, mebibytes, number, spread
+
+LINES = 200  # of events per arm
+
+
+def frame(level: int, heading: str, chart: str, *, controls: str = "", note: str = "") -> str:
+    """A heading, the controls and the empty box that page.js draws the chart into."""
+    heading = capitalised(heading)
+    bar = f'<div class="controls">{controls}</div>' if controls else ""
+    hint = f'<p class="note">{escape(note)}</p>' if note else ""
+    return (
+        f'<section class="block" data-block="{chart}"><h{level}>{escape(heading)}</h{level}>{bar}'
+        f'<div class="chart" data-chart="{chart}" role="img" aria-label="{escape(heading)}"></div>{hint}</section>'
+    )
+
+
+def capitalised(text: str) -> str:
+    """With a capital first letter; the rest may hold acronyms."""
+    return text[:1].upper() + text[1:]
+
+
+def choice(name: str, label: str, options: Sequence[tuple[str, str]], pressed: str) -> str:
+    """Buttons of which one is pressed."""
+    buttons = "".join(
+        f'<button type="button" data-{name}="{escape(value)}" aria-pressed="{str(value == pressed).lower()}">'
+        f"{escape(text)}</button>"
+        for value, text in options
+    )
+    return f'<span class="group" role="group" aria-label="{escape(label)}"><span>{escape(label)}</span>{buttons}</span>'
+
+
+def checkbox(name: str, label: str, *, checked: bool) -> str:
+    """A labelled check box."""
+    return f'<label><input type="checkbox" data-{name}{" checked" if checked else ""}> {escape(label)}</label>'
+
+
+def select(name: str, label: str, options: Iterable[tuple[str, str]] = ()) -> str:
+    """A labelled drop-down; page.js fills it where the options depend on another one."""
+    items = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in options)
+    return f"<label>{escape(label)} <select data-{name}>{items}</select></label>"
+
+
+def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
+    """The sortable table of final metrics; a row is a label, the run it is from and its summary."""
+    metric = rows[0][1]["metric"]
+    heads = ["arm", "rounds", f"final {metric['name']}, median [range]", "mean ± std", "best round, median"]
+    heads += ["seconds", "uplink MiB", "status", "against the control"]
+    body = ""
+    for label, _, s in rows:
+        paired = s.ratio_to_control or s.difference_to_control
+        final = number(s.final_median)
+        if len(s.seeds) > 1:
+            final = spread(final, number(s.final_min), number(s.final_max))
+        mean = number(s.final_mean) + ("" if math.isnan(s.final_std) else f" ± {number(s.final_std)}")
+        cells: list[tuple[float | str, str]] = [
+            (label, label),
+            (s.rounds, str(s.rounds)),
+            (s.final_median, final),
+            (s.final_mean, mean),
+            (s.best, number(s.best)),
+            (s.seconds, number(s.seconds)),
+            (s.uplink_bytes / MIB, mebibytes(s.uplink_bytes)),
+            (s.status, s.status),
+            (paired.value if paired else "", against_control(s)),
+        ]
+        body += f"<tr>{_row(cells)}</tr>"
+    head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in heads)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def table_note(runs: Sequence[Results]) -> str:
+    """What the columns of the final table mean."""
+    parts = ["The final metric is that of the last round; a seed that diverged counts as infinite."]
+    controls = sorted({run["control"] for run in runs if run["control"] in run["arms"]})
+    if runs[0]["metric"]["scale"] == "log":
+        mean = "geometric mean of " + ("control / arm" if runs[0]["metric"]["goal"] == "min" else "arm / control")
+    else:
+        mean = "mean of arm - control"
+    if controls:
+        parts.append(f"Against the control ({', '.join(controls)}): {mean} over common seeds [range].")
+    return " ".join(parts)
+
+
+def events(arms: Sequence[tuple[str, Results, str]]) -> str:
+    """Collapsible lists of what happened, by arm; empty if nothing did. An item is a label, its run and its arm."""
+    lists = []
+    for label, results, arm in arms:
+        found = [(seed, e) for seed, record in results["arms"][arm].items() for e in record.get("events") or []]
+        if found:
+            noun = "event" if len(found) == 1 else "events"
+            items = "".join(f"<li>{escape(line)}</li>" for line in _event_lines(found))
+            lists.append(f"<details><summary>{escape(label)}: {len(found)} {noun}</summary><ul>{items}</ul></details>")
+    return "".join(lists)
+
+
+def provenance(results: Results, level: int) -> str:
+    """The command, versions, machine and configuration of one run."""
+    machine = results.get("machine") or {}
+    facts = {"command": results["command"], "fipa": results["fipa"], **{str(k): str(v) for k, v in machine.items()}}
+    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items() if value)
+    config = results["config_toml"]
+    details = f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>" if config else ""
+    return f"<h{level}>{escape(results['experiment'])}</h{level}><dl>{rows}</dl>{details}"
+
+
+def _row(cells: Sequence[tuple[float | str, str]]) -> str:
+    (_, name), *rest = cells
+    first = f'<th scope="row" data-value="{escape(name)}">{escape(name)}</th>'
+    return first + "".join(f'<td data-value="{escape(str(value))}">{escape(text)}</td>' for value, text in rest)
+
+
+def _event_lines(found: Sequence[tuple[str, dict[str, object]]]) -> list[str]:
+    if len(found) <= LINES:
+        return [f"{_where(seed, event)}: {event.get('text', '')}" for seed, event in found]
+    # Texts that differ in their numbers only are one kind of event.
+    kinds = Counter(re.sub(r"\d[\d.e+-]*", "#", str(event.get("text", ""))) for _, event in found)
+    lines = [f"{count} times: {kind}" for kind, count in kinds.most_common(LINES - 1)]
+    return lines if len(kinds) < LINES else [*lines, f"and {len(kinds) - LINES + 1} other kinds"]
+
+
+def _where(seed: str, event: dict[str, object]) -> str:
+    client = "" if event.get("client") is None else f", client {event['client']}"
+    return f"seed {seed}, round {event.get('round', '?')}{client}"

@@ -1,0 +1,151 @@
+"""The panels of the figures: each function draws one thing into one matplotlib axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.patches import Rectangle
+
+from fipa.report import statistics
+from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
+from fipa.report.payload import CLIENTS, by_client, log_error
+from fipa.report.style import BRIGHT, GREY, Style
+
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+X_LABELS = {"rounds": "communication round", "seconds": "seconds", "mib": "uplink MiB"}
+
+
+def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str) -> None:
+    """Median and range over the seeds of the metric against rounds, seconds or mib."""
+    for arm, style in styles.items():
+        values = metric_table(results, arm)
+        places = _x_values(results, arm, x, values.shape[1])
+        if places is None:
+            continue
+        band = statistics.band(values)
+        median = _drawable(band.median)
+        marks = "." if np.isfinite(median).sum() < 3 else ""  # a line of one point is invisible
+        dash = DASHES[style.dash]
+        axes.plot(places, median, color=style.colour, linestyle=dash, marker=marks, label=plain(arm), linewidth=1.6)
+        if len(values) > 1:
+            inside = np.isfinite(band.low) & np.isfinite(band.high)
+            axes.fill_between(places, band.low, band.high, where=inside, color=style.colour, alpha=0.18, linewidth=0)
+    axes.set_yscale(results["metric"]["scale"])
+    axes.set_xlabel(X_LABELS[x])
+    axes.set_ylabel(plain(results["metric"]["name"]))
+    tidy(axes)
+
+
+def reference_slope(axes: Axes, results: Results) -> None:
+    """A dashed line through the decreasing part of the reference arm, with its slope in the legend."""
+    reference = results["reference"]
+    if reference not in results["arms"]:
+        return
+    line = statistics.geometric_slope(_drawable(statistics.band(metric_table(results, reference)).median).tolist())
+    if line is None:
+        return
+    rounds = np.arange(line.first, line.last + 1)
+    factor = math.exp(line.slope)
+    label = f"slope of {plain(reference)}: factor {factor:.3g} per round"
+    axes.plot(rounds, np.exp(line.intercept + line.slope * rounds), "k--", linewidth=1.3, label=label)
+
+
+def gap_curves(axes: Axes, results: Results, styles: dict[str, Style]) -> None:
+    """The gap to the reference with its c/K guide; the measured exponents stand in the legend."""
+    for arm, style in styles.items():
+        band = series_band(results, arm, "gap")
+        if band is None:
+            continue
+        gap = band.median.tolist()
+        rounds = np.arange(1, len(gap) + 1)
+        line = statistics.power_law(gap)
+        exponent = f": measured exponent {line.slope:.2f}" if line else ""
+        axes.plot(rounds, _drawable(band.median), color=style.colour, label=f"{plain(arm)}{exponent}", linewidth=1.6)
+        guide = statistics.inverse_guide(gap, line.first if line else 0)
+        if math.isfinite(guide):
+            axes.plot(
+                rounds, guide / rounds, color=style.colour, linestyle=":", label=f"{guide:.2g} / K", linewidth=1.2
+            )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("communication round K")
+    axes.set_ylabel("gap to the reference parameters")
+    tidy(axes)
+
+
+def client_lines(axes: Axes, records: dict[str, Record], key: str, label: str) -> None:
+    """A per-client schedule against the round; one dash per arm, one colour per client (the first twenty)."""
+    for dash, (arm, record) in zip(("-", "--", ":", "-.") * len(records), records.items(), strict=False):
+        for index, (client, values) in enumerate(list(by_client(record, key).items())[:CLIENTS]):
+            name = f"client {client}" if len(records) == 1 else f"{plain(arm)}, client {client}"
+            line = np.array([math.nan if v is None else v for v in values])
+            colour = BRIGHT[index % len(BRIGHT)]
+            axes.plot(np.arange(1, len(line) + 1), line, color=colour, linestyle=dash, marker=".", label=name)
+    axes.set_xlabel("communication round")
+    axes.set_ylabel(label)
+    tidy(axes)
+
+
+def fitted_curves(axes: Axes, view: dict[str, Any], styles: dict[str, Style]) -> None:
+    """The arms' functions over the target; the clients' regions are shaded in turn."""
+    regions = view.get("regions", [])
+    for index, (left, right) in enumerate(pairwise(regions)):
+        axes.axvspan(left, right, color="0.9" if index % 2 == 0 else "0.97", zorder=0, linewidth=0)
+        edge = axes.get_xaxis_transform()
+        axes.text((left + right) / 2, 0.98, f"client {index}", transform=edge, ha="center", va="top", fontsize=8)
+    for arm, values in view["arms"].items():
+        style = styles.get(arm, Style(GREY, "solid"))
+        axes.plot(view["x"], values, color=style.colour, linestyle=DASHES[style.dash], label=plain(arm), linewidth=1.5)
+    axes.plot(view["x"], view["target"], color="black", linestyle=":", label="target", linewidth=1.3)
+    axes.set_xlabel(plain(view.get("x_label", "x")))
+    axes.set_ylabel(plain(view.get("y_label", "u(x)")))
+    axes.margins(x=0, y=0.12)
+    tidy(axes)
+
+
+def target_map(axes: Axes, view: dict[str, Any]) -> ScalarMappable:
+    """The target with the clients' boxes."""
+    return _image(axes, view, np.asarray(view["target"], dtype=float), "target", cmap="viridis")
+
+
+def error_map(axes: Axes, view: dict[str, Any], arm: str, limits: tuple[float, float]) -> ScalarMappable:
+    """The pointwise error of one arm as a power of ten."""
+    error = log_error(np.asarray(view["arms"][arm], dtype=float), np.asarray(view["target"], dtype=float))
+    return _image(axes, view, error, f"error of {plain(arm)}", cmap="cividis", vmin=limits[0], vmax=limits[1])
+
+
+def plain(text: str) -> str:
+    """Text from the data: a dollar sign in it does not start a formula."""
+    return text.replace("$", r"\$")
+
+
+def tidy(axes: Axes) -> None:
+    """A light grid, no box."""
+    axes.grid(visible=True, color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _image(axes: Axes, view: dict[str, Any], values: statistics.Array, title: str, **colours: Any) -> ScalarMappable:
+    image = axes.imshow(values, origin="lower", extent=tuple(view["extent"]), aspect="equal", **colours)
+    for x0, x1, y0, y1 in view.get("boxes", []):
+        axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="white", linestyle="--"))
+    axes.set_title(title, fontsize=10, wrap=True)
+    return image
+
+
+def _x_values(results: Results, arm: str, x: str, length: int) -> statistics.Array | None:
+    if x == "rounds":
+        return np.arange(length, dtype=float)
+    totals = cumulative(results, arm, "seconds" if x == "seconds" else "uplink_bytes")
+    return totals if totals is None or x == "seconds" else totals / MIB
+
+
+def _drawable(values: Sequence[float] | statistics.Array) -> statistics.Array:
+    return np.where(np.isfinite(values), values, np.nan)

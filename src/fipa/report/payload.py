@@ -1,0 +1,183 @@
+"""What the charts of the page draw, as plain JSON.
+
+Every number is written once and to six digits; infinities and NaN become null, and long series are thinned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fipa.report import statistics
+from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
+from fipa.report.statistics import Band
+from fipa.report.style import Style
+
+POINTS = 2000  # of a line
+PIXELS = 160  # of a map, along each axis
+CLIENTS = 20  # lines in a chart by client
+SERIES = {
+    "loss": "training loss",
+    "rank": "mean number of eigenpairs",
+    "damping": "damping",
+    "step": "server step",
+    "step_length": "step length",
+    "effective_rank": "effective rank of the system",
+    "cosine_with_fedavg": "cosine with the FedAvg step",
+    "trials": "aggregation trials",
+    "seconds": "seconds per round",
+    "peak_memory_mib": "peak memory (MiB)",
+}
+
+Json = dict[str, Any]
+
+
+def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
+    """Everything about one arm; optional parts are left out where the run has no such data.
+
+    The statistics are over all seeds. Spectra, schedules and step control are those of the first seed.
+    """
+    seeds = results["arms"][arm]
+    values = metric_table(results, arm)
+    rounds = values.shape[1] - 1
+    seen = thin(rounds + 1, POINTS)
+    later = seen[1:] - 1  # places of rounds 1, 2, ... in the per-round series
+    series = {key: series_band(results, arm, key) for key in SERIES}
+    uplink = cumulative(results, arm, "uplink_bytes")
+    first, record = next(iter(seeds.items()))
+    payload: Json = {
+        "name": label,
+        "colour": style.colour,
+        "dash": style.dash,
+        "rounds": seen.tolist(),
+        "seconds": _optional(cumulative(results, arm, "seconds"), seen),
+        "mib": _optional(None if uplink is None else uplink / MIB, seen),
+        "metric": _band(statistics.band(values), seen),
+        "seeds": {seed: numbers(row[seen]) for seed, row in zip(seeds, values, strict=True)} if len(seeds) > 1 else {},
+        "series": {key: _band(band, later) for key, band in series.items() if band is not None},
+        "first": first,
+        "spectra": record.get("spectra") or {},
+        "schedule": _schedule(record),
+        "steering": _steering(record, thin(len(record["metric"]), POINTS)),
+    }
+    gap = series_band(results, arm, "gap")
+    if gap is not None:
+        payload["gap"] = _band(gap, later) | _fit(gap)
+    return {key: value for key, value in payload.items() if value not in (None, {})}
+
+
+def view_payload(views: Json, labels: dict[str, str]) -> Json:
+    """The fitted curves, and maps as the target and the logarithm of each arm's error."""
+    payload: Json = {}
+    if curves := views.get("curves"):
+        seen = thin(len(curves["x"]), POINTS)
+        payload["curves"] = {
+            "title": curves.get("title", ""),
+            "x_label": curves.get("x_label", "x"),
+            "y_label": curves.get("y_label", "u(x)"),
+            "x": numbers(np.asarray(curves["x"], dtype=float)[seen]),
+            "target": numbers(np.asarray(curves["target"], dtype=float)[seen]),
+            "arms": {labels.get(a, a): numbers(np.asarray(v, dtype=float)[seen]) for a, v in curves["arms"].items()},
+            "regions": curves.get("regions", []),
+        }
+    if maps := views.get("maps"):
+        target = np.asarray(maps["target"], dtype=float)
+        cut = np.ix_(thin(target.shape[0], PIXELS), thin(target.shape[1], PIXELS))
+        errors = {arm: log_error(np.asarray(v, dtype=float), target)[cut] for arm, v in maps["arms"].items()}
+        payload["maps"] = {
+            "title": maps.get("title", ""),
+            "extent": maps["extent"],
+            "boxes": maps.get("boxes", []),
+            "target": [numbers(row, 4) for row in target[cut]],
+            "errors": {labels.get(arm, arm): [numbers(row, 4) for row in rows] for arm, rows in errors.items()},
+            "range": list(error_range(errors.values())),
+        }
+    return payload
+
+
+def thin(length: int, limit: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """At most `limit` evenly spaced places in a series, with the first and the last.
+
+    >>> thin(5, 10).tolist(), thin(9, 3).tolist()
+    ([0, 1, 2, 3, 4], [0, 4, 8])
+    """
+    return np.unique(np.linspace(0, length - 1, min(length, limit)).round().astype(np.int64))
+
+
+def numbers(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
+    """Rounded to significant digits; null for what JSON cannot hold."""
+    return [float(f"{v:.{digits}g}") if v is not None and math.isfinite(v) else None for v in values]
+
+
+def log_error(prediction: statistics.Array, target: statistics.Array) -> statistics.Array:
+    """The decimal logarithm of the pointwise error; an exact hit counts as 1e-16."""
+    return np.log10(np.maximum(np.abs(prediction - target), 1e-16))
+
+
+def error_range(errors: Iterable[statistics.Array]) -> tuple[float, float]:
+    """A common colour range: from the 2 % quantile, below which only zero crossings lie, to the largest error."""
+    finite = [e[np.isfinite(e)] for e in errors]
+    everything = np.concatenate([e for e in finite if e.size] or [np.zeros(1)])
+    low = min((float(np.quantile(e, 0.02)) for e in finite if e.size), default=-1.0)
+    return round(low, 3), round(max(float(everything.max()), low + 0.1), 3)
+
+
+def by_client(record: Record, key: str) -> dict[str, list[float | None]]:
+    """A per-round list over participating clients as one series per client, null where it did not take part."""
+    columns: dict[str, list[float | None]] = {}
+    values, clients = record.get(key) or [], record.get("clients") or []
+    for place, row in enumerate(row or [] for row in values):
+        ids = clients[place] if clients else range(len(row))
+        for client, value in zip(ids, row, strict=False):
+            columns.setdefault(str(client), [None] * len(values))[place] = value
+    return dict(sorted(columns.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def varies(values: Iterable[Any]) -> bool:
+    """True if there are two different numbers among the values."""
+    return len({v for v in values if v is not None}) > 1
+
+
+def _band(band: Band, seen: np.ndarray[Any, np.dtype[np.int64]]) -> Json:
+    payload = {"median": numbers(band.median[seen])}
+    if not np.array_equal(band.low, band.high, equal_nan=True):
+        payload |= {"low": numbers(band.low[seen]), "high": numbers(band.high[seen])}
+    return payload
+
+
+def _optional(values: statistics.Array | None, seen: np.ndarray[Any, np.dtype[np.int64]]) -> list[float | None] | None:
+    return None if values is None else numbers(values[seen])
+
+
+def _fit(gap: Band) -> Json:
+    line = statistics.power_law(gap.median.tolist())
+    guide = statistics.inverse_guide(gap.median.tolist(), line.first if line else 0)
+    return {"exponent": round(line.slope, 3) if line else None, "guide": numbers([guide])[0]}
+
+
+def _schedule(record: Record) -> Json:
+    columns = {key: by_client(record, key) for key in ("ranks", "local_steps")}
+    moving = {key: lines for key, lines in columns.items() if varies(v for line in lines.values() for v in line)}
+    if not moving:
+        return {}
+    seen = thin(len(record["metric"]), POINTS)
+    total = max(map(len, moving.values()))
+    shown = {key: dict(list(lines.items())[:CLIENTS]) for key, lines in moving.items()}
+    lines = {key: {c: numbers(_pick(v, seen)) for c, v in clients.items()} for key, clients in shown.items()}
+    return {"rounds": (seen + 1).tolist(), "clients": total, "lines": lines}
+
+
+def _steering(record: Record, seen: np.ndarray[Any, np.dtype[np.int64]]) -> Json:
+    keys = [key for key in ("damping", "step", "trials") if varies(record.get(key) or [])]
+    accepted = record.get("accepted") or []
+    if not keys and all(accepted):
+        return {}
+    lines = {key: numbers(_pick(record[key], seen)) for key in keys}
+    return {"rounds": (seen + 1).tolist(), "lines": lines, "accepted": _pick(accepted, seen) if accepted else []}
+
+
+def _pick(values: Sequence[Any], seen: np.ndarray[Any, np.dtype[np.int64]]) -> list[Any]:
+    return [values[place] for place in seen.tolist()]

@@ -1,0 +1,248 @@
+"""A whole experiment: every arm on every seed, into a directory, and on from where it stopped."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fipa.config.load import validate
+from fipa.config.schema import Experiment, dump, resolved
+from fipa.errors import Diverged, FipaError
+from fipa.federation.engine import Arm, Federation, State
+from fipa.federation.executor import Executor
+from fipa.federation.problem import Curves, Maps, Problem
+from fipa.federation.storage import RunFolder, write_json
+
+FORMAT = "fipa-results-1"
+_SERIES = (
+    "metric", "loss", "seconds", "uplink_bytes", "downlink_bytes", "rank", "ranks", "local_steps", "clients", "damping",
+    "step", "trials", "accepted", "step_length", "cosine_with_fedavg", "effective_rank",
+)  # fmt: skip
+
+
+class Watcher(Protocol):
+    """Is told how a run goes on."""
+
+    def begin(self, arm: str, seed: int, done: int, total: int) -> None:
+        """An arm starts on a seed, or goes on after `done` rounds."""
+
+    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:
+        """A round is over and safe on disk."""
+
+    def end(self, arm: str, seed: int, status: str) -> None:
+        """The arm is done with this seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment in its directory."""
+
+    directory: Path
+    name: str
+    command: str
+    experiment: Experiment
+
+    @classmethod
+    def new(cls, directory: Path, name: str, command: str, experiment: Experiment) -> Run:
+        """A run that is yet to start; a problem that cannot be built is found here, before anything is written."""
+        problem = experiment.factory()(experiment.seeds[0])
+        return cls(directory, name, command, resolved(experiment, problem.least_squares))
+
+    def start(self) -> None:
+        """Write down what is to be run."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        content = {"format": FORMAT, "name": self.name, "command": self.command, "config": dump(self.experiment)}
+        write_json(self.directory / "run.json", content)
+
+    @classmethod
+    def open(cls, directory: Path) -> Run:
+        """What `start` wrote."""
+        path = directory / "run.json"
+        if not path.is_file():
+            raise FipaError(f"{directory} holds no run: there is no run.json in it")
+        content = json.loads(path.read_text("utf-8"))
+        if content.get("format") != FORMAT:
+            raise FipaError(f"{path} has format {content.get('format')!r}, this version reads {FORMAT!r}")
+        return cls(directory, content["name"], content["command"], validate(content["config"], str(path)))
+
+    def folder(self, arm: str, seed: int) -> RunFolder:
+        """Where an arm's rounds on a seed are kept."""
+        place = [a.name for a in self.experiment.arms].index(arm)
+        slug = re.sub(r"[^a-z0-9]+", "-", arm.lower()).strip("-")
+        path = self.directory / "arms" / f"{place:02d}-{slug}" / f"seed-{seed}"
+        return RunFolder(path, keep_thetas=self.experiment.reference is not None)
+
+    def execute(self, watcher: Watcher) -> dict[str, Any]:
+        """Run what is left to run; write and return the results."""
+        engine = self.experiment.engine
+        with Executor(self.experiment.factory(), engine.workers, engine.threads) as executor:
+            problem = executor.site(self.experiment.seeds[0], False).problem
+            try:
+                for arm, seed in self._pairs(problem):
+                    self._execute(arm, seed, executor, watcher)
+            finally:
+                results = self.results(problem)
+                write_json(self.directory / "results.json", results)
+            self._write_views(executor)
+        return results
+
+    def _pairs(self, problem: Problem) -> Iterator[tuple[Arm, int]]:
+        for arm in self.experiment.build(problem.least_squares):
+            for seed in self.experiment.seeds:
+                yield arm, seed
+
+    def _execute(self, arm: Arm, seed: int, executor: Executor, watcher: Watcher) -> None:
+        folder = self.folder(arm.name, seed)
+        federation = Federation(arm, seed, executor)
+        start, status = federation.start(), "running"
+        saved = folder.load()
+        if saved is not None:
+            start, _, status = saved
+        state = start
+        watcher.begin(arm.name, seed, state.round_number, arm.rounds)
+        try:
+            if status == "running":
+                initial = federation.site.problem.evaluate(state.theta)
+                for state, record in federation.rounds(start):
+                    k = state.round_number
+                    if k == 1:
+                        record["initial_metric"] = initial
+                    if k < arm.rounds and not _worth_a_spectrum(k):
+                        record["spectra"] = {}
+                    status = "finished" if k == arm.rounds else "running"
+                    if not np.isfinite(record["metric"]):
+                        raise Diverged(f"round {k}: the {federation.site.problem.name} is {record['metric']}")
+                    folder.save(state, record, status)
+                    watcher.round(arm.name, seed, record)
+        except Diverged as error:
+            status = "diverged"
+            self._save_divergence(folder, state, str(error))
+        watcher.end(arm.name, seed, status)
+
+    @staticmethod
+    def _save_divergence(folder: RunFolder, state: State, reason: str) -> None:
+        """The last finite round stands; the attempt after it is recorded as one without a metric."""
+        saved = folder.load()
+        last = saved[0] if saved is not None else State(state.theta)
+        event = {"round": last.round_number + 1, "client": None, "text": f"diverged: {reason}"}
+        record: dict[str, Any] = dict.fromkeys(_SERIES) | {
+            "round": last.round_number + 1,
+            "events": [event],
+            "spectra": {},
+        }
+        record |= {"seconds": 0.0, "uplink_bytes": 0, "downlink_bytes": 0, "rank": 0.0, "trials": 1, "accepted": False}
+        record |= {"ranks": [], "local_steps": [], "clients": [], "step_length": 0.0}
+        after = State(last.theta, last.round_number + 1, last.rule_state, last.control_value, last.variates, last.late)
+        folder.save(after, record, "diverged")
+
+    def results(self, problem: Problem) -> dict[str, Any]:
+        """All that is on disk, in one piece."""
+        arms: dict[str, dict[str, Any]] = {}
+        for arm in self.experiment.arms:
+            arms[arm.name] = {}
+            for seed in self.experiment.seeds:
+                saved = self.folder(arm.name, seed).load()
+                if saved is not None:
+                    arms[arm.name][str(seed)] = self._curves(arm.name, seed, *saved)
+        return {
+            "format": FORMAT,
+            "fipa": _version(),
+            "experiment": self.name,
+            "title": self.experiment.title or self.name,
+            "description": self.experiment.description.strip(),
+            "command": self.command,
+            "metric": {"name": problem.name, "goal": problem.goal, "scale": problem.scale},
+            "control": self.experiment.control,
+            "reference": self.experiment.reference,
+            "figure": self.experiment.figure,
+            "machine": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "cpu": platform.machine(),
+                "threads": self.experiment.engine.threads,
+                "workers": self.experiment.engine.workers,
+            },
+            "config": dump(self.experiment),
+            "arms": arms,
+        }
+
+    def _curves(self, arm: str, seed: int, state: State, records: list[dict[str, Any]], status: str) -> dict[str, Any]:
+        curves: dict[str, Any] = {"status": status, "initial_metric": records[0].get("initial_metric")}
+        curves |= {key: [record[key] for record in records] for key in _SERIES}
+        curves["events"] = [event for record in records for event in record["events"]]
+        curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
+        reference = self.experiment.reference
+        if reference is not None and arm != reference:
+            curves["gap"] = self._gap(arm, reference, seed, state.theta.dtype)
+        return curves
+
+    def _gap(self, arm: str, reference: str, seed: int, dtype: torch.dtype) -> list[float]:
+        """Distance of the parameters to the reference's, round by round, relative to the latter's norm."""
+        kind = torch.zeros((), dtype=dtype).numpy().dtype
+        paths = [self.folder(name, seed).thetas for name in (arm, reference)]
+        if not all(path.exists() for path in paths):
+            return []
+        size = self._theta(arm, seed).numel()
+        own, other = (np.fromfile(path, kind).reshape(-1, size) for path in paths)
+        rounds = min(len(own), len(other))
+        own, other = own[:rounds], other[:rounds]
+        return (np.linalg.norm(own - other, axis=1) / np.linalg.norm(other, axis=1)).tolist()
+
+    def _theta(self, arm: str, seed: int) -> Tensor:
+        saved = self.folder(arm, seed).load()
+        assert saved is not None
+        return saved[0].theta
+
+    def _write_views(self, executor: Executor) -> None:
+        """Pictures of the final models on the first seed."""
+        seed = self.experiment.seeds[0]
+        problem = executor.site(seed, False).problem
+        picture = problem.picture
+        if picture is None:
+            return
+        fits = {}
+        for arm in self.experiment.arms:
+            saved = self.folder(arm.name, seed).load()
+            if saved is not None:
+                with torch.no_grad():
+                    fits[arm.name] = picture.predict(problem.load(saved[0].theta).eval()).tolist()
+        write_json(self.directory / "views.json", _view(picture, fits))
+
+
+def _view(picture: Curves | Maps, fits: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(picture, Curves):
+        labels = {"title": picture.title, "x_label": picture.x_label, "y_label": picture.y_label}
+        values = {"x": picture.x.tolist(), "target": picture.target.tolist(), "regions": list(picture.regions)}
+        return {"curves": labels | values | {"arms": fits}}
+    values = {
+        "extent": list(picture.extent),
+        "target": picture.target.tolist(),
+        "boxes": [list(b) for b in picture.boxes],
+    }
+    return {"maps": {"title": picture.title, **values, "arms": fits}}
+
+
+def _worth_a_spectrum(round_number: int) -> bool:
+    """Rounds 1, 2, 5, 10, 20, 50, ...: enough to see how spectra change."""
+    return str(round_number).rstrip("0") in ("1", "2", "5")
+
+
+def _version() -> str:
+    from fipa import __version__
+
+    return __version__
+
+
+def fresh_directory(parent: Path, name: str) -> Path:
+    """`parent/name`, or with a number where that is taken."""
+    candidates: Sequence[Path] = [parent / name, *(parent / f"{name}-{i}" for i in range(2, 10_000))]
+    return next(path for path in candidates if not path.exists())

@@ -1,0 +1,255 @@
+import itertools
+import json
+import re
+
+import pytest
+
+from fipa.errors import FipaError
+from fipa.report.page import write_page
+from report import example
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("full")
+    run = example.write(directory / "run", example.full(), example.views())
+    return write_page([run], directory / "report" / "index.html")
+
+
+def page(tmp_path, content, views=None):
+    return write_page([example.write(tmp_path / "run", content, views)], tmp_path / "page.html")
+
+
+@pytest.fixture
+def opened(browser, full):
+    """The full page, loaded once: a test puts back what it changes."""
+    if browser.driver.current_url != full.as_uri():
+        browser.open(full)
+    return browser
+
+
+@pytest.fixture(autouse=True)
+def _quiet(request):
+    """No test leaves an error on the console, and no page asks the network for anything."""
+    yield
+    if "browser" in request.fixturenames:
+        browser = request.getfixturevalue("browser")
+        assert browser.messages() == []
+        assert [url for url in browser.requests() if url.startswith(("http", "ws"))] == []
+
+
+def medians(browser, chart="metric"):
+    return {t["name"]: t for t in browser.traces(chart) if t["kind"] == "median"}
+
+
+def test_sections_stand_in_order(opened):
+    assert opened.texts("h1") == ["sin(2 pi x) from two halves"]
+    assert opened.texts("h2") == [
+        "Test MSE",
+        "Round by round",
+        "After the last round",
+        "Spectra of the clients",
+        "Adaptive schedules",
+        "Step control",
+        "Gap to the reference trajectory",
+        "Fit after the last round",
+        "Gaussian mixture",
+        "Events",
+        "How this was made",
+    ]
+    assert opened.texts("p.summary")[0].startswith("FIPA adaptive ends with the lowest median test MSE")
+    levels = opened.run("return [...document.querySelectorAll('h1,h2,h3,h4')].map(h => Number(h.tagName[1]))")
+    assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(levels))
+
+
+def test_axis_buttons_change_the_data_and_the_title(opened):
+    rounds, seconds, mib = ("rounds", "communication round", 30), ("seconds", "seconds", 9), ("mib", "uplink MiB", 180)
+    for name, title, last in (seconds, mib, rounds):
+        opened.click(f"[data-axis={name}]")
+        assert opened.axis("metric", "xaxis") == (title, "linear")
+        assert medians(opened)["FIPA low rank"]["x"][-1] == pytest.approx(last)
+        assert opened.texts("[data-axis][aria-pressed=true]") == [name if name != "mib" else "uplink MiB"]
+
+
+def test_scale_buttons(opened):
+    assert opened.axis("metric", "yaxis") == ("test MSE", "log")
+    opened.click("[data-scale=linear]")
+    assert opened.axis("metric", "yaxis") == ("test MSE", "linear")
+    opened.click("[data-scale=log]")
+    assert opened.axis("metric", "yaxis") == ("test MSE", "log")
+
+
+def test_band_and_single_seeds_toggle(opened):
+    def kinds():
+        return [t["kind"] for t in opened.traces("metric")]
+
+    assert (kinds().count("band"), kinds().count("seed")) == (5, 0)
+    opened.click("input[data-band]")
+    opened.click("input[data-seeds]")
+    assert (kinds().count("band"), kinds().count("seed")) == (0, 15)
+    opened.click("input[data-band]")
+    opened.click("input[data-seeds]")
+    assert (kinds().count("band"), kinds().count("seed")) == (5, 0)
+
+
+def test_legend_hides_an_arm_in_every_chart(opened):
+    opened.click(".legend button:nth-child(2)")
+    for chart in ("metric", "series"):
+        assert "FIPA low rank" not in {t["name"] for t in opened.traces(chart)}
+    assert opened.texts(".legend [aria-pressed=false]") == ["FIPA low rank"]
+    opened.click(".legend button:nth-child(2)")
+    assert "FIPA low rank" in medians(opened)
+
+
+def test_other_series(opened):
+    opened.choose("[data-series]", "loss")
+    assert opened.axis("series", "yaxis") == ("training loss", "log")
+    opened.choose("[data-series]", "cosine_with_fedavg")
+    assert opened.axis("series", "yaxis") == ("cosine with the FedAvg step", "linear")
+    assert set(medians(opened, "series")["FedAvg"]["y"]) == {1}
+
+
+def test_spectra_schedules_and_step_control(opened):
+    opened.choose("[data-block=spectra] [data-round]", "1")
+    first = opened.traces("spectra")
+    assert [t["name"] for t in first] == ["client 0", "client 1"]
+    assert first[0]["y"][0] == 1
+    opened.choose("[data-block=spectra] [data-round]", "30")
+    assert opened.traces("spectra")[0]["y"][0] == pytest.approx(1 / 30)
+    assert len(opened.traces("schedule")) == 4
+    assert [t["name"] for t in opened.traces("steering")] == ["damping", "rejected", "trials", "rejected"]
+
+
+def test_gap_fit_and_maps(opened):
+    guides = [t for t in opened.traces("gap") if t["kind"] == "guide"]
+    assert len(guides) == 2
+    assert guides[0]["y"][0] == pytest.approx(10 * guides[0]["y"][9])
+    assert [t["name"] for t in opened.traces("fit-0")] == ["FedAvg", "FIPA low rank", "FIPA adaptive", "target"]
+    titles = opened.run("return [...document.querySelectorAll('.maps > div')].map(d => d.layout.title.text)")
+    assert titles == ["target", "error of FedAvg", "error of FIPA low rank", "error of FIPA adaptive"]
+
+
+def test_clicking_a_head_sorts_the_table(opened):
+    def arms():
+        return opened.texts("tbody th")
+
+    heads = opened.texts("thead th")
+    column = heads.index("final test MSE, median [range]") + 1
+    opened.click(f"thead th:nth-child({column}) button")
+    ascending = ["centralised GN", "FIPA adaptive", "FIPA low rank", "FedAvg", "FIPA as published"]
+    assert arms() == ascending
+    opened.click(f"thead th:nth-child({column}) button")
+    assert arms() == ascending[::-1]
+    assert opened.run("return document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "descending"
+    opened.click("thead th:last-child button")  # the control has no value there: last
+    assert arms()[-1] == "FedAvg"
+
+
+def test_nothing_can_be_uploaded(opened):
+    assert opened.run("return document.querySelectorAll('.modebar-btn').length") > 0
+    titles = opened.run("return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    assert not [title for title in titles if re.search("share|cloud|upload", title, re.IGNORECASE)]
+
+
+def test_the_page_fits_a_phone(browser, full):
+    with browser.width(400):
+        browser.open(full)
+        assert browser.run("return innerWidth") == 400
+        assert browser.run("return document.documentElement.scrollWidth") <= 400
+
+
+def test_names_from_the_data_are_text(browser, tmp_path):
+    content = example.full(2, 6)
+    content["arms"][HOSTILE] = content["arms"].pop("FIPA adaptive")
+    views = example.views()
+    for view in views.values():
+        view["arms"][HOSTILE] = view["arms"].pop("FIPA adaptive")
+    for key in ("title", "description", "command", "config_toml", "experiment"):
+        content[key] = f"{HOSTILE} & </pre> <!-- {key}"
+    content["metric"]["name"] = HOSTILE
+    content["arms"]["FedAvg"]["0"]["events"] = [{"round": 1, "client": None, "text": HOSTILE}]
+    written = page(tmp_path, content, views)
+    browser.driver.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument", {"source": "window.alerts = []; window.alert = (m) => alerts.push(m)"}
+    )
+    browser.open(written)
+    assert browser.run("return window.alerts") == []
+    assert browser.texts("h1") == [f"{HOSTILE} & </pre> <!-- title"]
+    assert HOSTILE in browser.texts("tbody th")
+    assert HOSTILE in browser.texts(".legend button")
+    assert HOSTILE in browser.texts(".ytitle")  # as drawn by plotly
+    assert HOSTILE in browser.texts("[data-block=schedule] option")
+    assert f"error of {HOSTILE}" in browser.texts(".maps .gtitle")
+    assert browser.texts("pre") == [f"{HOSTILE} & </pre> <!-- config_toml"]
+    assert len(browser.texts("script")) == 3
+
+
+def test_runs_with_the_same_metric_share_the_charts(browser, tmp_path):
+    first = example.write(tmp_path / "first", example.full(2, 6))
+    second = example.write(tmp_path / "second", example.full(1, 9) | {"experiment": "fit-sin4"}, example.views())
+    browser.open(write_page([first, second], tmp_path / "two.html"))
+    assert browser.texts("h1") == ["2 runs side by side"]
+    assert len(browser.texts("[data-section]")) == 1
+    assert {"fit-sin2: FedAvg", "fit-sin4: FedAvg"} <= medians(browser).keys()
+    assert len(browser.texts("p.summary")) == 2
+    assert len(browser.texts("tbody tr")) == 10
+    assert "fit-sin4: FIPA adaptive" in {t["name"] for t in browser.traces("fit-1")}
+
+
+def test_runs_of_one_experiment_are_told_apart_by_their_directories(browser, tmp_path):
+    runs = [example.write(tmp_path / name, example.full(1, 4)) for name in ("old", "new")]
+    browser.open(write_page(runs, tmp_path / "two.html"))
+    assert {"old: FedAvg", "new: FedAvg"} <= medians(browser).keys()
+
+
+def test_other_metrics_get_a_section_of_their_own(browser, tmp_path):
+    accuracy = example.full(2, 4) | {
+        "experiment": "images",
+        "metric": {"name": "accuracy", "goal": "max", "scale": "linear"},
+    }
+    runs = [example.write(tmp_path / "a", example.full(2, 4)), example.write(tmp_path / "b", accuracy)]
+    browser.open(write_page(runs, tmp_path / "two.html"))
+    assert len(browser.texts("[data-section]")) == 2
+    assert {"Test MSE", "Accuracy"} <= set(browser.texts("h2"))
+    assert browser.run("return document.querySelectorAll('[data-chart=metric]')[1].layout.yaxis.type") == "linear"
+
+
+def test_nulls_one_seed_and_nothing_optional(browser, tmp_path):
+    arms = {"A": {"0": {"metric": [0.3, None, 0.1]}}, "B": {"0": {"metric": [None], "status": "diverged"}}}
+    browser.open(page(tmp_path, example.results(arms, control=None, machine={})))
+    assert browser.texts("h2") == ["Test MSE", "After the last round", "How this was made"]
+    assert medians(browser)["A"]["y"] == [None, 0.3, None, 0.1]
+    assert browser.texts("[data-axis]") == ["rounds"]
+    assert "diverged" in browser.texts("tbody tr")[1]
+    assert "Diverged: B in 1 of 1 seed." in browser.texts("p.summary")[0]
+
+
+def test_many_events_are_counted(tmp_path):
+    events = [{"round": r, "client": r % 9, "text": f"local steps {r} clamped to 200"} for r in range(1000)]
+    content = example.results({"A": {"0": example.record([0.1], events=events)}})
+    text = page(tmp_path, content).read_text()
+    assert "A: 1000 events" in text
+    assert "<li>1000 times: local steps # clamped to #</li>" in text
+
+
+def test_few_events_are_listed(tmp_path):
+    events = [{"round": 3, "client": 1, "text": "late"}, {"round": 4, "client": None, "text": "rejected"}]
+    text = page(tmp_path, example.results({"A": {"0": example.record([0.1], events=events)}})).read_text()
+    assert "<li>seed 0, round 3, client 1: late</li><li>seed 0, round 4: rejected</li>" in text
+
+
+def test_the_data_are_strict_json_and_plotly_is_embedded_once(full):
+    text = full.read_text(encoding="utf-8")
+    assert text.count("Copyright 2012") == 1
+    (data,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', text, re.DOTALL)
+    json.loads(data, parse_constant=pytest.fail)
+
+
+def test_what_cannot_be_reported(tmp_path):
+    with pytest.raises(FipaError, match="at least one run"):
+        write_page([], tmp_path / "page.html")
+    run = example.write(tmp_path / "run", example.full(1, 2))
+    with pytest.raises(FipaError, match="given twice"):
+        write_page([run, run], tmp_path / "page.html")
