@@ -12,11 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import Record, gemm_speed
+from bench.fitting import fitting
 from bench.head import heads
 from bench.server import additive_memory, solves
 from bench.sketching import clients, sketches
 
-PARTS = {"sketch": sketches, "client": clients, "head": heads, "server": solves, "additive": additive_memory}
+PARTS = {
+    "sketch": sketches,
+    "client": clients,
+    "head": heads,
+    "server": solves,
+    "additive": additive_memory,
+    "fitting": fitting,
+}
 MARK = "<!-- measured -->"
 
 
@@ -68,8 +76,12 @@ def _detail(record: Record) -> str:
 
 def _write_docs(records: list[Record], speed: dict[str, float]) -> None:
     path = Path("docs/benchmarks.md")
-    head = path.read_text().split(MARK)[0]
-    rows = [f"| {r.name} | **{r.ratio:.2f}** {r.unit} | {_floor(r)} | {_detail(r)} |" for r in records]
+    head, _, old = path.read_text().partition(MARK)
+    measured = {r.name.split(":")[0] for r in records}
+    kept = [row for row in old.splitlines() if row.startswith("| ") and row[2:].split(":")[0] not in measured]
+    rows = kept[1:] + [  # the first is the table's head
+        f"| {r.name} | **{r.ratio:.2f}** {r.unit} | {_floor(r)} | {_detail(r)} |" for r in records
+    ]
     about = (
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at "
         f"{speed['float32']:.0f} Gflop/s in float32 and {speed['float64']:.0f} in float64.\n\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -14,6 +13,7 @@ try:
     import tomli_w
     import typer
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from fipa.config.load import load, names
@@ -81,7 +81,7 @@ def list_experiments(as_json: Json = False) -> None:
     table = Table("experiment", "what", "arms", "rounds", "seeds", box=None, pad_edge=False)
     for name, experiment in entries:
         seeds = ", ".join(map(str, experiment.seeds))
-        table.add_row(name, experiment.title, str(len(experiment.arms)), str(experiment.rounds), seeds)
+        table.add_row(name, escape(experiment.title), str(len(experiment.arms)), str(experiment.rounds), seeds)
     out.print(table)
 
 
@@ -116,7 +116,7 @@ def run(
     if (directory / "run.json").exists():
         if not force:
             raise FipaError(f"{directory} already holds a run: `fipa resume {directory}`, another --out, or --force")
-        shutil.rmtree(directory)
+        Run.open(directory).remove()
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
     job.start()
@@ -142,10 +142,12 @@ def report(
 ) -> None:
     """Write figures and report.html of a run anew, or one page that shows several runs side by side."""
     for directory in directories:
+        if (directory / "run.json").exists():  # a run that was killed has not written its results
+            Run.open(directory).write_results()
         write_figures(directory, directory / "figures")
     written = write_page(directories, page or directories[0] / "report.html")
     if not quiet:
-        out.print(f"report [bold]{written}[/]")
+        out.print(f"report [bold]{escape(str(written))}[/]", soft_wrap=True)
 
 
 def _experiment(
@@ -180,7 +182,7 @@ def _seeds(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not low.isdecimal() or (dash and not (high.isdecimal() and int(low) <= int(high))):
             raise FipaError(f"--seeds {text}: write numbers and ranges, as 0,1,2 or 0-4")
         found += range(int(low), int(high) + 1) if dash else [int(low)]
     return found
@@ -194,7 +196,7 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
         with watchers:
             results = job.execute(watchers)
     except KeyboardInterrupt:
-        err.print(f"stopped; go on with [bold]fipa resume {job.directory}[/]")
+        err.print(f"stopped; go on with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)
         raise typer.Exit(Exit.INTERRUPTED) from None
     write_figures(job.directory, job.directory / "figures")
     page = write_page([job.directory], job.directory / "report.html")
@@ -204,7 +206,8 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
         print(json.dumps(finite(content)))
     elif not quiet:
         _print_table(results)
-        out.print(f"report [bold]{page}[/], numbers [bold]{job.directory / 'results.json'}[/]", soft_wrap=True)
+        numbers = job.directory / "results.json"
+        out.print(f"report [bold]{escape(str(page))}[/], numbers [bold]{escape(str(numbers))}[/]", soft_wrap=True)
     if any(r["status"] == "diverged" for seeds in results["arms"].values() for r in seeds.values()):
         err.print("at least one run diverged: see its events in the report")
         raise typer.Exit(Exit.DIVERGED)
@@ -223,7 +226,7 @@ def _print_table(results: dict[str, Any]) -> None:
     )
     for s in summary(results):
         metric = f"{s.final_median:.2e} [{s.final_min:.1e}, {s.final_max:.1e}]"
-        table.add_row(s.arm, str(s.rounds), metric, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
+        table.add_row(escape(s.arm), str(s.rounds), metric, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
     out.print(table)
 
 
@@ -232,7 +235,7 @@ def entry() -> None:
     try:
         app()
     except FipaError as error:
-        err.print(f"[red]error[/] {error}", highlight=False, markup=True, soft_wrap=True)
+        err.print("[red]error[/]", escape(str(error)), highlight=False, soft_wrap=True)
         sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)

@@ -26,5 +26,5 @@ class RankWarning(UserWarning):
     """Fewer eigenpairs were kept than were asked for, because the data support no more."""
 
 
-class Diverged(FipaError):  # noqa: N818
+class Diverged(UpdateError):  # noqa: N818
     """A run has left the finite numbers: its loss, or an update, is NaN or infinite."""

@@ -63,7 +63,7 @@ class Progress:
         self._tasks: dict[str, TaskID] = {}
         self._clock: dict[str, tuple[float, int]] = {}
         self._bars = Bars(
-            TextColumn(f"{{task.description:<{width}}}"),
+            TextColumn(f"{{task.description:<{width}}}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[round]:>11}  {task.fields[metric]:>8}  {task.fields[left]}"),
             console=console,
@@ -80,12 +80,13 @@ class Progress:
         if arm not in self._tasks:
             self._tasks[arm] = self._bars.add_task(arm, total=total * self._seeds, round="", metric="", left="")
             self._clock[arm] = (time.monotonic(), 0)
-        self._total = total
+        self._total, self._done = total, done
         self._bars.advance(self._tasks[arm], done)
 
     def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
         start, count = self._clock[arm]
         self._clock[arm] = (start, count + 1)
+        self._done = record["round"]
         task = self._bars.tasks[self._tasks[arm]]
         pace = (time.monotonic() - start) / (count + 1)
         left = pace * max(0.0, (task.total or 0) - task.completed - 1)
@@ -99,7 +100,7 @@ class Progress:
 
     def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
         if status == "diverged":
-            self._bars.update(self._tasks[arm], metric="diverged")
+            self._bars.update(self._tasks[arm], advance=self._total - self._done, metric="diverged")
 
 
 class Log:
@@ -112,15 +113,17 @@ class Log:
     def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
         self._last = {}
         if done:
-            self._console.print(f"{arm}, seed {seed}: goes on after round {done} of {total}", highlight=False)
+            text = f"{arm}, seed {seed}: goes on after round {done} of {total}"
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
         self._last = record
 
     def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
+        text = f"{arm}, seed {seed}: {status}"
         if self._last:
-            text = f"round {self._last['round']}, metric {self._last['metric']:.3e}"
-            self._console.print(f"{arm}, seed {seed}: {status} at {text}", highlight=False)
+            text += f" at round {self._last['round']}, metric {self._last['metric']:.3e}"
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class TensorBoard:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import tomli_w
 import torch
 from torch import Tensor
 
@@ -55,6 +58,9 @@ class Run:
     def new(cls, directory: Path, name: str, command: str, experiment: Experiment) -> Run:
         """A run that is yet to start; a problem that cannot be built is found here, before anything is written."""
         problem = experiment.factory()(experiment.seeds[0])
+        counts = [client.num_examples for client in problem.clients]
+        for arm in experiment.arms:
+            arm.participation.select(counts[:1] if arm.centralised else counts, 0, 1)
         return cls(directory, name, command, resolved(experiment, problem.least_squares))
 
     def start(self) -> None:
@@ -69,10 +75,21 @@ class Run:
         path = directory / "run.json"
         if not path.is_file():
             raise FipaError(f"{directory} holds no run: there is no run.json in it")
-        content = json.loads(path.read_text("utf-8"))
-        if content.get("format") != FORMAT:
-            raise FipaError(f"{path} has format {content.get('format')!r}, this version reads {FORMAT!r}")
+        try:
+            content = json.loads(path.read_text("utf-8"))
+            found = content["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise FipaError(f"{path} is not a run of ours: it names no format") from error
+        if found != FORMAT:
+            raise FipaError(f"{path} has format {found!r}, this version reads {FORMAT!r}")
         return cls(directory, content["name"], content["command"], validate(content["config"], str(path)))
+
+    def remove(self) -> None:
+        """Delete what a run writes, and nothing that others have put beside it."""
+        for name in ("arms", "figures", "tensorboard"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+        for name in ("run.json", "results.json", "views.json", "report.html"):
+            (self.directory / name).unlink(missing_ok=True)
 
     def folder(self, arm: str, seed: int) -> RunFolder:
         """Where an arm's rounds on a seed are kept."""
@@ -90,8 +107,7 @@ class Run:
                 for arm, seed in self._pairs(problem):
                     self._execute(arm, seed, executor, watcher)
             finally:
-                results = self.results(problem)
-                write_json(self.directory / "results.json", results)
+                results = self.write_results(problem)
             self._write_views(executor)
         return results
 
@@ -107,42 +123,29 @@ class Run:
         saved = folder.load()
         if saved is not None:
             start, _, status = saved
-        state = start
-        watcher.begin(arm.name, seed, state.round_number, arm.rounds)
+        watcher.begin(arm.name, seed, start.round_number, arm.rounds)
+        last, initial = start, federation.site.problem.evaluate(federation.site.initial)
         try:
-            if status == "running":
-                initial = federation.site.problem.evaluate(state.theta)
-                for state, record in federation.rounds(start):
-                    k = state.round_number
-                    if k == 1:
-                        record["initial_metric"] = initial
-                    if k < arm.rounds and not _worth_a_spectrum(k):
-                        record["spectra"] = {}
-                    status = "finished" if k == arm.rounds else "running"
-                    if not np.isfinite(record["metric"]):
-                        raise Diverged(f"round {k}: the {federation.site.problem.name} is {record['metric']}")
-                    folder.save(state, record, status)
-                    watcher.round(arm.name, seed, record)
+            for state, record in federation.rounds(start) if status == "running" else ():
+                k = state.round_number
+                if not math.isfinite(record["metric"]):
+                    raise Diverged(f"round {k}: the {federation.site.problem.name} is {record['metric']}")
+                if k < arm.rounds and not _worth_a_spectrum(k):
+                    record["spectra"] = {}
+                status = "finished" if k == arm.rounds else "running"
+                folder.save(state, record | {"initial_metric": initial}, status)
+                watcher.round(arm.name, seed, record)
+                last = state
         except Diverged as error:
             status = "diverged"
-            self._save_divergence(folder, state, str(error))
+            folder.save(replace(last, round_number=last.round_number + 1), _divergence(last, initial, error), status)
         watcher.end(arm.name, seed, status)
 
-    @staticmethod
-    def _save_divergence(folder: RunFolder, state: State, reason: str) -> None:
-        """The last finite round stands; the attempt after it is recorded as one without a metric."""
-        saved = folder.load()
-        last = saved[0] if saved is not None else State(state.theta)
-        event = {"round": last.round_number + 1, "client": None, "text": f"diverged: {reason}"}
-        record: dict[str, Any] = dict.fromkeys(_SERIES) | {
-            "round": last.round_number + 1,
-            "events": [event],
-            "spectra": {},
-        }
-        record |= {"seconds": 0.0, "uplink_bytes": 0, "downlink_bytes": 0, "rank": 0.0, "trials": 1, "accepted": False}
-        record |= {"ranks": [], "local_steps": [], "clients": [], "step_length": 0.0}
-        after = State(last.theta, last.round_number + 1, last.rule_state, last.control_value, last.variates, last.late)
-        folder.save(after, record, "diverged")
+    def write_results(self, problem: Problem | None = None) -> dict[str, Any]:
+        """Put all that is on disk into results.json."""
+        results = self.results(problem or self.experiment.factory()(self.experiment.seeds[0]))
+        write_json(self.directory / "results.json", results)
+        return results
 
     def results(self, problem: Problem) -> dict[str, Any]:
         """All that is on disk, in one piece."""
@@ -167,16 +170,17 @@ class Run:
             "machine": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,
-                "cpu": platform.machine(),
+                "cpu": _processor(),
                 "threads": self.experiment.engine.threads,
                 "workers": self.experiment.engine.workers,
             },
             "config": dump(self.experiment),
+            "config_toml": tomli_w.dumps(dump(self.experiment), multiline_strings=True),
             "arms": arms,
         }
 
     def _curves(self, arm: str, seed: int, state: State, records: list[dict[str, Any]], status: str) -> dict[str, Any]:
-        curves: dict[str, Any] = {"status": status, "initial_metric": records[0].get("initial_metric")}
+        curves: dict[str, Any] = {"status": status, "initial_metric": records[0]["initial_metric"]}
         curves |= {key: [record[key] for record in records] for key in _SERIES}
         curves["events"] = [event for record in records for event in record["events"]]
         curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
@@ -218,6 +222,15 @@ class Run:
         write_json(self.directory / "views.json", _view(picture, fits))
 
 
+def _divergence(last: State, initial: float, error: Diverged) -> dict[str, Any]:
+    """The round that failed: without a metric, and with the reason. The last finite model stands."""
+    event = {"round": last.round_number + 1, "client": None, "text": f"diverged: {error}"}
+    record: dict[str, Any] = dict.fromkeys(_SERIES)
+    record |= {"seconds": 0.0, "uplink_bytes": 0, "downlink_bytes": 0, "rank": 0.0, "trials": 1, "accepted": False}
+    record |= {"ranks": [], "local_steps": [], "clients": [], "step_length": 0.0, "initial_metric": initial}
+    return record | {"round": last.round_number + 1, "events": [event], "spectra": {}}
+
+
 def _view(picture: Curves | Maps, fits: dict[str, Any]) -> dict[str, Any]:
     if isinstance(picture, Curves):
         labels = {"title": picture.title, "x_label": picture.x_label, "y_label": picture.y_label}
@@ -234,6 +247,14 @@ def _view(picture: Curves | Maps, fits: dict[str, Any]) -> dict[str, Any]:
 def _worth_a_spectrum(round_number: int) -> bool:
     """Rounds 1, 2, 5, 10, 20, 50, ...: enough to see how spectra change."""
     return str(round_number).rstrip("0") in ("1", "2", "5")
+
+
+def _processor() -> str:
+    """Its name where the system tells, as Linux does."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
 
 
 def _version() -> str:

@@ -258,3 +258,16 @@ def test_small_damping_does_not_blow_up_the_rounding_of_float32(completed: bool,
     expected = fipa.aggregate(torch.zeros(p, dtype=DOUBLE), double, rule).theta
     found = fipa.aggregate(torch.zeros(p), single, rule).theta
     assert float((found.double() - expected).norm()) < 1e-3 * float(expected.norm())
+
+
+@COMPLETED
+def test_weights_are_refused(completed: bool) -> None:
+    """Sums cannot be weighted afterwards: to use them as they are would give another answer than asked for."""
+    clients = additive_round(seed=2, width=13, clients=3)
+    rule = AdditiveFIPA(damping=0.1, completed=completed)
+    theta = torch.zeros(clients.p, dtype=DOUBLE)
+    late = [replace(clients.updates[0], weight=0.5), *clients.updates[1:]]
+    with pytest.raises(UpdateError, match=r"pooled by number of examples: leave ClientUpdate\(weight=\.\.\.\) out"):
+        fipa.aggregate(theta, late, rule)
+    same = [replace(u, weight=float(u.num_examples)) for u in clients.updates]
+    assert torch.equal(fipa.aggregate(theta, same, rule).theta, clients.change(rule))

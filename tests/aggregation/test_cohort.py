@@ -119,6 +119,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "negative examples": (lambda u: replace(u, num_examples=-3), "num_examples=-3: .*positive integer; leave out"),
     "bool examples": (lambda u: replace(u, num_examples=True), "num_examples=True: .*positive integer"),
     "float examples": (lambda u: replace(u, num_examples=3.0), "num_examples=3.0: .*positive integer"),
+    "no weight": (lambda u: replace(u, weight=0.0), r"weight=0\.0: .*positive number; leave out"),
+    "negative weight": (lambda u: replace(u, weight=-0.5), r"weight=-0\.5: .*positive number; leave out"),
+    "NaN weight": (lambda u: replace(u, weight=NAN), "weight=nan: .*positive number; leave out"),
+    "infinite weight": (lambda u: replace(u, weight=INF), "weight=inf: .*positive number; leave out"),
     "NaN examples": (lambda u: replace(u, num_examples=NAN), "num_examples=nan: .*positive integer"),
 }
 
@@ -335,3 +339,45 @@ def test_numpy_counts_are_integers_too() -> None:
     cohort, _, _ = gather(torch.zeros(2), [update])
     assert cohort.num_examples == (5,)
     assert type(cohort.num_examples[0]) is int
+
+
+# --- weights in place of numbers of examples ---
+
+
+def test_weights_replace_the_numbers_of_examples() -> None:
+    """N = 10, 11 and 12; the second counts 0.25 x 11 as it comes two rounds late: 10, 2.75 and 12."""
+    updates = [good(0), replace(good(1), weight=2.75), good(2)]
+    cohort, _, _ = gather(torch.zeros(P, dtype=DOUBLE), updates)
+    assert cohort.weights == pytest.approx((10 / 24.75, 2.75 / 24.75, 12 / 24.75))
+    assert cohort.num_examples == (10, 11, 12)
+    expected = sum(w * u.delta for w, u in zip((10, 2.75, 12), updates, strict=True)) / 24.75
+    torch.testing.assert_close(cohort.mean_delta, expected)
+
+
+def test_weights_follow_their_client_into_order() -> None:
+    updates = [replace(good(m), weight=float(m + 1)) for m in (2, 0, 1)]
+    cohort, _, _ = gather(torch.zeros(P, dtype=DOUBLE), updates)
+    assert cohort.weights == pytest.approx((1 / 6, 2 / 6, 3 / 6))
+
+
+@FAST
+@given(weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=4), scale=st.floats(1e-3, 1e3))
+def test_only_the_ratio_of_weights_counts(weights: list[float], scale: float) -> None:
+    """Also in rules that weight curvature; weights equal to the numbers of examples change nothing."""
+    theta = torch.zeros(P, dtype=DOUBLE)
+    one, other = ([replace(good(m), weight=factor * w) for m, w in enumerate(weights)] for factor in (1.0, scale))
+    for rule in (FedAvg(), FIPA(damping=0.1)):
+        torch.testing.assert_close(fipa.aggregate(theta, one, rule).theta, fipa.aggregate(theta, other, rule).theta)
+    plain = [good(m) for m in range(len(weights))]
+    same = [replace(u, weight=float(u.num_examples)) for u in plain]
+    assert gather(theta, same)[0].weights == gather(theta, plain)[0].weights
+
+
+def test_weights_enter_fipa_as_examples_do() -> None:
+    """Weights 3 and 1 are 30 and 10 examples."""
+    theta = torch.zeros(P, dtype=DOUBLE)
+    weighted = [replace(good(0), weight=3.0), replace(good(1), weight=1.0)]
+    counted = [replace(good(0), num_examples=30), replace(good(1), num_examples=10)]
+    for rule in (FIPA(damping=0.2), CompletedFIPA(), FedAvg()):
+        one, other = (fipa.aggregate(theta, updates, rule).theta for updates in (weighted, counted))
+        torch.testing.assert_close(one, other)

@@ -69,6 +69,14 @@ def test_the_same_run_gives_the_same_file(tmp_path):
     assert draw(tmp_path / "b", example.full(rounds=5))[0].read_bytes() == first
 
 
+def test_a_long_legend_stays_inside(tmp_path):
+    arms = {f"an arm with quite a long name, number {k}": {"0": example.record([0.4, 0.2])} for k in range(8)}
+    run = example.write(tmp_path / "run", example.results(arms, figure="fit1d"))
+    with Image.open(write_figures(run, tmp_path)[0]) as image:
+        edges = [image.convert("L").crop((x, 0, x + 3, image.height)) for x in (0, image.width - 3)]
+    assert [edge.getextrema() for edge in edges] == [(255, 255)] * 2
+
+
 def test_not_a_run(tmp_path):
     with pytest.raises(FipaError, match="not a run directory"):
         write_figures(tmp_path, tmp_path)

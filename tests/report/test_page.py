@@ -51,7 +51,7 @@ def test_sections_stand_in_order(opened):
         "Round by round",
         "After the last round",
         "Spectra of the clients",
-        "Adaptive schedules",
+        "Ranks and local steps of the clients",
         "Step control",
         "Gap to the reference trajectory",
         "Fit after the last round",
@@ -238,6 +238,11 @@ def test_few_events_are_listed(tmp_path):
     events = [{"round": 3, "client": 1, "text": "late"}, {"round": 4, "client": None, "text": "rejected"}]
     text = page(tmp_path, example.results({"A": {"0": example.record([0.1], events=events)}})).read_text()
     assert "<li>seed 0, round 3, client 1: late</li><li>seed 0, round 4: rejected</li>" in text
+
+
+def test_without_toml_the_configuration_is_json(tmp_path):
+    content = example.results({"A": {"0": example.record([0.1])}}) | {"config_toml": ""}
+    assert "&quot;rounds&quot;: 30" in page(tmp_path, content).read_text()
 
 
 def test_the_data_are_strict_json_and_plotly_is_embedded_once(full):

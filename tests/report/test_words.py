@@ -31,6 +31,11 @@ def test_the_best_arm_and_its_ratio(tmp_path):
     assert "2 seeds per arm" in text
 
 
+def test_arms_that_are_as_good_are_named(tmp_path):
+    arms = {"A": seeds(0.2), "B": seeds(0.2000001), "C": seeds(0.21), "D": seeds(None)}
+    assert "Within 1% of it: B." in told(tmp_path, arms)
+
+
 def test_what_is_not_flattering_is_said(tmp_path):
     arms = {"FedAvg": seeds(0.2, 0.4), "published": seeds(0.1, None), "other": seeds(0.9, 0.9, status="running")}
     text = told(tmp_path, arms)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort, gather
 from fipa.aggregation.update import ClientUpdate
-from fipa.errors import FipaError, LayoutError, UpdateError
+from fipa.errors import Diverged, FipaError, LayoutError
 from fipa.layout import Layout
 
 Theta = TypeVar("Theta", Tensor, dict[str, Tensor])
@@ -114,9 +114,7 @@ def aggregate(
     cohort, flat, layout = gather(theta, updates)
     step = rule(cohort, state or {})
     if not bool(step.change.isfinite().all()):
-        raise UpdateError(
-            f"{rule} made NaN or infinity of finite updates: raise the damping, or lower the learning rate"
-        )
+        raise Diverged(f"{rule} made NaN or infinity of finite updates: raise the damping, or lower the learning rate")
     changed = flat + step.change
     total = sum(step.projections)
     diagnostics = Diagnostics(

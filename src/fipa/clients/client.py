@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fipa.curvature.terms import LossName, Residual
@@ -32,6 +33,8 @@ class Client:
     num_examples: int = 0
 
     def __post_init__(self) -> None:
+        if self.loss not in ("least_squares", "mse", "cross_entropy"):
+            raise FipaError(f'unknown loss {self.loss!r}: use "least_squares", "mse" or "cross_entropy"')
         if self.loss == "least_squares":
             lengths = [len(residual.inputs[0]) for residual in self.data if isinstance(residual, Residual)]
             if not lengths or len(lengths) != len(self.data):
@@ -65,8 +68,10 @@ def pooled(clients: Sequence[Client]) -> Client:
         raise FipaError("clients with different losses cannot be pooled")
     total = sum(client.num_examples for client in clients)
     if clients[0].loss != "least_squares":
-        import torch
-
+        if len({client.num_examples / len(client.data[0]) for client in clients}) > 1:
+            raise FipaError(
+                "clients whose num_examples differ from their data cannot be pooled: use fipa.Residual weights"
+            )
         xs, ys = zip(*(client.data for client in clients), strict=True)
         return Client((torch.cat(xs), torch.cat(ys)), clients[0].loss, total)
     residuals = [

@@ -47,7 +47,7 @@ class Descent:
         name = type(self).__name__
         if (self.steps is None) == (self.epochs is None):
             raise FipaError(f"{name}: give steps or epochs, one of the two")
-        if min(self.steps or self.epochs or 0, self.batch or 1) < 1:
+        if any(value is not None and value < 1 for value in (self.steps, self.epochs, self.batch)):
             raise FipaError(f"{name}: steps, epochs and batch must be at least 1")
         if not self.lr > 0 or not self.lr_decay > 0 or min(self.weight_decay, self.proximal) < 0:
             raise FipaError(f"{name}: lr and lr_decay must be positive, weight_decay and proximal not negative")
@@ -80,6 +80,11 @@ class SGD(Descent):
 
     lr: float = 1e-2
     momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise FipaError(f"SGD: momentum must be in [0, 1), got {self.momentum}")
 
     def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
         return torch.optim.SGD([thetas], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)

@@ -18,10 +18,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from fipa.clients.client import Client
+from fipa.curvature.data import cast
 from fipa.curvature.functional import model_caller
-from fipa.errors import FipaError
+from fipa.errors import FipaError, SketchError
 from fipa.layout import Layout
 
+Traces = dict[object, Callable[..., Tensor]]
 Terms = tuple[Any, ...]  # one pytree of tensors per term of the loss, with the examples along the first axis
 
 
@@ -35,6 +37,7 @@ class Objective:
         params = dict(model.named_parameters())
         self._call = model_caller(model, {name: params[name] for name in layout.names})
         self._layout = layout
+        self._model = model
         self._client = client
         like = params[layout.names[0]]
         if client.loss == "least_squares":
@@ -43,9 +46,15 @@ class Objective:
         else:
             self.terms = (client.data,)
             functions = (client.loss,)
+        self.terms = pytree.tree_map(lambda t: cast(t, like), self.terms)
         leaves, structure = pytree.tree_flatten(self.terms)
         self.form = (functions, str(structure), tuple((tuple(t.shape), t.dtype) for t in leaves))
         self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in self.terms)
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode now."""
+        return self._model.training
 
     def loss(self, flat: Tensor, terms: Terms) -> Tensor:
         """The loss at flat parameters (p) on all of the terms, or on batches of them."""
@@ -58,6 +67,8 @@ class Objective:
             total = flat.new_zeros(())
             for residual, (inputs, weight) in zip(self._client.data, terms, strict=True):
                 rows = residual.rows(model, inputs)
+                if weight.shape[1] not in (1, rows.shape[1]):
+                    raise SketchError(f"weights of shape {tuple(weight.shape)} fit no residuals of {tuple(rows.shape)}")
                 total = total + 0.5 * (weight * rows.square()).sum() / len(rows)
             return total
         ((x, y),) = terms
@@ -70,15 +81,20 @@ def _weights(residual: Any, like: Tensor) -> Tensor:
     """A weight per residual, with the examples along the first axis, so that it can be stacked and cut in batches."""
     weight = torch.as_tensor(residual.weight, dtype=like.dtype, device=like.device)
     n = len(residual.inputs[0])
-    return weight.expand(n, 1) if weight.dim() == 0 else weight.reshape(n, -1)
+    if weight.dim() == 0:
+        return weight.expand(n, 1)
+    if weight.dim() > 2 or len(weight) != n:
+        raise SketchError(f"weights of shape {tuple(weight.shape)} fit no residuals of {n} examples")
+    return weight.reshape(n, -1)
 
 
 class StackedObjective:
-    """The losses of M clients of one form, side by side."""
+    """The losses of M clients of one form, side by side; `traces` can be shared by all stacks of one model."""
 
-    def __init__(self, objectives: Sequence[Objective]) -> None:
+    def __init__(self, objectives: Sequence[Objective], traces: Traces | None = None) -> None:
         if len({objective.form for objective in objectives}) != 1:
             raise FipaError("clients of different forms cannot be stacked")
+        self._first = objectives[0]
         self._loss = objectives[0].loss
         self.lengths = objectives[0].lengths
         self.size = len(objectives)
@@ -86,7 +102,7 @@ class StackedObjective:
             self.terms = objectives[0].terms
         else:
             self.terms = pytree.tree_map(lambda *leaves: torch.stack(leaves), *(o.terms for o in objectives))
-        self._traces: dict[object, Callable[..., Tensor]] = {}
+        self._traces: Traces = {} if traces is None else traces
 
     def losses(self, thetas: Tensor) -> Tensor:
         """Each client's loss on all of its data at its own row of `thetas` (M x p)."""
@@ -117,7 +133,7 @@ class StackedObjective:
         )
 
     def _traced(self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms) -> Tensor:
-        key = (name, *(t.shape for t in pytree.tree_leaves(terms)))
+        key = (name, self._first.form, self._first.training, *(t.shape for t in pytree.tree_leaves(terms)))
         if key not in self._traces:
             try:
                 self._traces[key] = make_fx(lambda thetas, terms: function(thetas, terms))(thetas, terms)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fipa.config.errors import ConfigError, explain
+from fipa.config.errors import ConfigError, explain, sentence
 from fipa.config.schema import Experiment
 
 if sys.version_info >= (3, 11):
@@ -40,45 +42,65 @@ def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experim
         `"key=value"` each: a dotted key (arms by name, by number, or `*` for all) and a TOML value.
     """
     path = Path(name_or_path)
-    if path.suffix == ".py":
+    shipped = {".py": f"{OWN_PROBLEM}.toml", "": f"{name_or_path}.toml"}.get(path.suffix)
+    if path.suffix in (".py", ".toml"):
         if not path.is_file():
             raise ConfigError(f"{name_or_path}: no such file")
-        source, text = f"{OWN_PROBLEM}.toml", (SHIPPED / f"{OWN_PROBLEM}.toml").read_text("utf-8")
-        content = _parse(text, source)
-        content |= {"title": path.stem, "problem": {"name": "python", "file": str(path.resolve())}}
-    elif path.suffix == ".toml":
-        if not path.is_file():
-            raise ConfigError(f"{name_or_path}: no such file")
-        source, text = str(path), path.read_text("utf-8")
-        content = _parse(text, source)
-        problem = content.get("problem")
-        if isinstance(problem, dict) and problem.get("name") == "python" and isinstance(problem.get("file"), str):
-            problem["file"] = str((path.parent / problem["file"]).resolve())
-    elif name_or_path in names():
-        source = f"{name_or_path}.toml"
-        text = (SHIPPED / source).read_text("utf-8")
-        content = _parse(text, source)
-    else:
+    elif name_or_path not in names():
         raise ConfigError(
             f"there is no experiment {name_or_path!r}; there are {', '.join(names())}, or give a .toml or .py file"
         )
-    for override in overrides:
-        content = _override(content, override)
-    return path.stem if path.suffix else name_or_path, validate(content, source, text)
+    source = shipped or str(path)
+    try:
+        text = (SHIPPED / source if shipped else path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 text: {error}") from error
+    content = _parse(text, source)
+    if path.suffix == ".py":
+        content |= {"title": path.stem, "problem": {"name": "python", "file": str(path.resolve())}}
+    problem = content.get("problem")
+    if path.suffix == ".toml" and isinstance(problem, dict) and isinstance(problem.get("file"), str):
+        problem["file"] = str((path.parent / problem["file"]).resolve())
+    changes = list(overrides)
+    for common in (True, False):  # first in [defaults], then in what it was merged into
+        for change in changes:
+            if change.strip().startswith("defaults.") == common:
+                content = _override(content, change)
+        if common:
+            content = _merged(content, source)
+    try:
+        experiment = validate(content, source, text)
+    except ConfigError as error:
+        if not changes:
+            raise
+        validate(_parse(text, source) | {"problem": problem}, source, text)  # if the file is wrong, say that
+        sets = " ".join(f"--set {change}" for change in changes)
+        raise ConfigError("\n".join(f"{sets}: {line.split(': ', 1)[1]}" for line in str(error).splitlines())) from error
+    return path.stem if path.suffix else name_or_path, experiment
 
 
-def validate(content: dict[str, Any], source: str = "config", text: str = "") -> Experiment:
-    """Check an experiment given as plain data; `[defaults]` goes into every arm that does not say otherwise."""
+def validate(content: Mapping[str, Any], source: str = "config", text: str = "") -> Experiment:
+    """Check an experiment given as plain data; `text` is where to look for lines."""
+    whole = json.dumps(_merged(content, source), default=str)
+    try:  # as JSON, since only there a list may stand for a tuple while "3" may not for a number
+        experiment = Experiment.model_validate_json(whole, strict=True)
+    except ValidationError as error:
+        raise explain(error, source, text) from error
+    mistakes = [sentence(source, text, key, reason) for key, reason in experiment.mistakes()]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return experiment
+
+
+def _merged(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`[defaults]` goes into every arm that does not say otherwise."""
     content = dict(deepcopy(content))
     defaults = content.pop("defaults", {})
     if not isinstance(defaults, dict):
         raise ConfigError(f"{source}: defaults must be a table")
     if isinstance(content.get("arms"), list):
-        content["arms"] = [defaults | arm if isinstance(arm, dict) else arm for arm in content["arms"]]
-    try:
-        return Experiment.model_validate(content)
-    except ValidationError as error:
-        raise explain(error, source, text) from error
+        content["arms"] = [deepcopy(defaults) | arm if isinstance(arm, dict) else arm for arm in content["arms"]]
+    return content
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
@@ -90,14 +112,16 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 def _override(content: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, value = override.partition("=")
-    if not equals or not key.strip():
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise ConfigError(f"--set {override}: write key=value, as in --set problem.samples=100")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        found = tomllib.loads(f"value = {value}")
+        parsed = found["value"] if len(found) == 1 else value
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string
     content = deepcopy(content)
-    _set(content, key.strip().split("."), parsed, override)
+    path = [part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", key.strip())]
+    _set(content, path, parsed, override)
     return content
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
 
@@ -19,6 +19,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
+from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Solver
@@ -94,7 +95,8 @@ else:  # tables that are told apart by their name
 
     RuleSpec, LocalSpec, ProblemSpec = map(_one_of, (SPECS["rule"], SPECS["local"], SPECS["problem"]))
 
-for _settings_class in (AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults):
+SETTINGS = (AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults)  # plain classes that are tables, too
+for _settings_class in SETTINGS:
     setattr(_settings_class, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
 
 
@@ -119,6 +121,8 @@ class SketchSpec(Strict):
         ways = [n for n in ("rank", "threshold", "trace_share", "adaptive") if getattr(self, n) is not None]
         if len(ways) > 1:
             raise ValueError(f"{' and '.join(ways)} exclude each other")
+        if self.max_rank is not None and ways not in (["threshold"], ["trace_share"]):
+            raise ValueError("max_rank goes with threshold or trace_share")
         return self
 
     def plan(self) -> SketchPlan:
@@ -163,25 +167,30 @@ class ArmSpec(StageSpec):
         for i, stage in enumerate(self.stages[:-1]):
             if stage.rounds is None:
                 raise ValueError(f"stage {i} needs rounds: only the last one may leave its length to the arm")
-        for stage in self.merged(1):
-            _check_stage(stage, self)
+        for stage in self.stages or (self,):
+            _check_stage(self._whole(stage), self)
         return self
+
+    def _whole(self, stage: StageSpec) -> StageSpec:
+        """A stage with what it leaves to the arm."""
+        own = {name: getattr(self, name) for name in StageSpec.model_fields if name != "rounds"}
+        said = {name: getattr(stage, name) for name in stage.model_fields_set if name in StageSpec.model_fields}
+        if "rule" in said:
+            own["inner"] = None  # it was the arm's rule's
+        return StageSpec.model_construct(**(own | said))
 
     def merged(self, rounds: int) -> list[StageSpec]:
         """Complete stages that last `rounds` together."""
-        own = {name: getattr(self, name) for name in StageSpec.model_fields if name != "rounds"}
         total = self.rounds or rounds
         if not self.stages:
-            return [StageSpec.model_construct(**own, rounds=total)]
+            return [self._whole(self).model_copy(update={"rounds": total})]
         merged, left = [], total
-        for i, stage in enumerate(self.stages):
-            said = {name: getattr(stage, name) for name in stage.model_fields_set}
-            last = i == len(self.stages) - 1
-            length = stage.rounds if stage.rounds is not None and not (last and left < stage.rounds) else left
-            length = max(0, min(length, left))
+        for stage in self.stages:
+            length = left if stage.rounds is None else min(stage.rounds, left)
             left -= length
-            merged.append(StageSpec.model_construct(**(own | said | {"rounds": length})))
-        return [stage for stage in merged if stage.rounds]
+            if length:
+                merged.append(self._whole(stage).model_copy(update={"rounds": length}))
+        return merged
 
     def build(self, rounds: int, group: int, least_squares: bool) -> Arm:
         """The arm as the engine takes it."""
@@ -210,8 +219,12 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
             "additive-fipa pools plain sums of one round: it takes no weighted participation, and no late answers "
             "(set faults.use_late = false)"
         )
-    _build(RULES, rule)
+    built = _build(RULES, rule)
+    if stage.inner is not None:
+        _build(RULES, stage.inner)
     _build(LOCAL_RULES, stage.local)
+    if stage.step_control:
+        (stage.step_control if isinstance(stage.step_control, StepControl) else StepControl()).parameter(built)
 
 
 def _build(makers: Mapping[str, Callable[..., Any]], spec: Any, **more: Any) -> Any:
@@ -279,20 +292,21 @@ class Experiment(Strict):
     engine: EngineSpec = EngineSpec()
     arms: tuple[ArmSpec, ...]
 
-    @model_validator(mode="after")
-    def _names(self) -> Self:
-        if not self.arms or not self.seeds:
-            raise ValueError("needs at least one arm and one seed")
-        names = [arm.name for arm in self.arms]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"two arms are called {sorted(twice)[0]!r}")
+    def mistakes(self) -> Iterator[tuple[Path, str]]:
+        """What only shows when everything is known: key and reason."""
+        if not self.arms:
+            yield ("arms",), "needs at least one arm"
+        if not self.seeds:
+            yield ("seeds",), "needs at least one seed"
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("a seed occurs twice")
+            yield ("seeds",), "a seed occurs twice"
+        names = [arm.name for arm in self.arms]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                yield ("arms", i, "name"), f"two arms are called {name!r}"
         for key in ("control", "reference"):
             if getattr(self, key) is not None and getattr(self, key) not in names:
-                raise ValueError(f"{key} = {getattr(self, key)!r} is no arm; there are {', '.join(map(repr, names))}")
-        return self
+                yield (key,), f"{key} = {getattr(self, key)!r} is no arm; there are {', '.join(map(repr, names))}"
 
     def factory(self) -> Callable[[int], Problem]:
         """Makes the problem of a seed; can be sent to other processes."""
@@ -312,7 +326,10 @@ def resolved(experiment: Experiment, least_squares: bool) -> Experiment:
             for stage, whole in zip(arm.stages, arm.merged(sys.maxsize), strict=False)
             for default in [controls_by_default(whole, least_squares)]
         ]
-        change: dict[str, Any] = {"stages": tuple(stages), "rounds": arm.rounds or experiment.rounds}
+        change: dict[str, Any] = {
+            "stages": tuple(stages),
+            "rounds": sum(stage.rounds or 0 for stage in arm.merged(experiment.rounds)),
+        }
         if not stages and arm.step_control is None:
             change["step_control"] = controls_by_default(arm, least_squares)
         arms.append(arm.model_copy(update=change))

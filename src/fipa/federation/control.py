@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fipa.aggregation.rule import Result, Rule
-from fipa.errors import FipaError
+from fipa.errors import Diverged, FipaError
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,20 @@ class StepControl:
         if self.initial is not None and not 0 < self.initial < math.inf:
             raise FipaError(f"control: initial must be positive, got {self.initial}")
 
-    def parameter(self, rule: Rule) -> Literal["damping", "step"]:
-        """Which of the rule's settings is adapted."""
-        name: Literal["damping", "step"]
-        name = ("damping" if hasattr(rule, "damping") else "step") if self.adapt == "auto" else self.adapt
-        if not hasattr(rule, name):
-            raise FipaError(f"control: {type(rule).__name__} has no {name} to adapt")
-        return name
+    def parameter(self, rule: Rule) -> str:
+        """Which of the rule's settings is adapted; server optimizers call their step `lr`."""
+        wanted = {"auto": ("damping", "step", "lr"), "damping": ("damping",), "step": ("step", "lr")}[self.adapt]
+        for name in wanted:
+            if hasattr(rule, name):
+                return name
+        raise FipaError(f"control: {type(rule).__name__} has no {wanted[0]} to adapt")
 
     def start(self, rule: Rule) -> float:
-        """The first value."""
-        return self.initial or float(getattr(rule, self.parameter(rule))) or 0.01
+        """The first value; a step is never above the rule's own."""
+        name = self.parameter(rule)
+        own = float(getattr(rule, name))
+        value = self.initial or own or 0.01
+        return value if name == "damping" else min(value, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +102,14 @@ def controlled(
     name = control.parameter(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
     bold = control.boldness if name == "damping" else 1 / control.boldness
-    most = LARGEST if name == "damping" else float(getattr(rule, "step"))  # noqa: B009
+    most = LARGEST if name == "damping" else float(getattr(rule, name))
     settings: Any = rule
     for trial in range(1, control.trials + 1):
-        result = propose(replace(settings, **{name: value}))
-        reached = probe(result.theta)
+        try:
+            result = propose(replace(settings, **{name: value}))
+            reached = probe(result.theta)
+        except Diverged:
+            reached = math.inf
         if reached < loss:
             return Trial(result, min(max(value * bold, SMALLEST), most), value, trial, reached)
         used, value = value, min(max(value * careful, SMALLEST), most)

@@ -98,10 +98,12 @@ class Federation:
         """One round; the record has one entry per key, made for JSON."""
         k = state.round_number + 1
         stage, place = stage_at(self.arm.stages, k)
-        if place == 0:  # another rule: what the last one remembered means nothing to it
-            state = replace(state, rule_state={}, control_value=None)
         start = time.perf_counter()
         events: list[dict[str, Any]] = []
+        if place == 0:  # another rule: what the last one remembered, and answers meant for it, are of no use
+            for old in state.late:
+                events.append(_event(k, old.update.client_id, "its late answer belongs to the last stage: not used"))
+            state = replace(state, rule_state={}, control_value=None, late=())
 
         asked = self.arm.participation.select(self.num_examples, self.seed, k)
         delays = {client: self.arm.faults.delay(self.seed, k, client) for client in asked}
@@ -245,7 +247,8 @@ class Federation:
 
         trial = controlled(control, rule, value, _mean_loss(in_time), propose, probe)
         name = control.parameter(rule)
-        record |= {"damping": _setting(rule, "damping"), "step": _setting(rule, "step"), name: trial.used}
+        record |= {"damping": _setting(rule, "damping"), "step": _setting(rule, "step")}
+        record["damping" if name == "damping" else "step"] = trial.used
         record |= {"trials": trial.trials, "accepted": trial.result is not None}
         if trial.result is None:
             events.append(_event(k, None, f"no step of {trial.trials} lowered the clients' loss: rolled back"))

@@ -7,8 +7,10 @@ of workers, every process uses the same number of threads, and answers are put b
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
@@ -101,8 +103,17 @@ def _site(factory: ProblemFactory, seed: int, centralised: bool) -> Site:
 def _start_worker(factory: ProblemFactory, threads: int) -> None:
     global _factory
     _factory = factory
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     torch.set_num_threads(threads)
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot end its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _in_worker(name: str, seed: int, centralised: bool, group: tuple[int, ...], payload: bytes) -> bytes:

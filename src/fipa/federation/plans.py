@@ -15,6 +15,7 @@ from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
 from fipa.curvature.rank import Rank, RelativeThreshold
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Sketch, Solver, sketch
+from fipa.errors import FipaError
 from fipa.layout import Layout
 
 
@@ -90,6 +91,10 @@ class AdaptiveRank:
     constant: float = 1.0
     max_rank: int | None = None
 
+    def __post_init__(self) -> None:
+        if not self.constant > 0 or (self.max_rank is not None and self.max_rank < 1):
+            raise FipaError("adaptive rank: constant must be positive, max_rank at least 1")
+
     def choose(self, round_number: int, own: float, total: float) -> tuple[RelativeThreshold, str | None]:
         """The threshold, and what had to be clamped."""
         size = round_number * (own + total)
@@ -108,6 +113,10 @@ class AdaptiveSteps:
 
     constant: float = 0.1
     most: int = 200
+
+    def __post_init__(self) -> None:
+        if not self.constant > 0 or self.most < 1:
+            raise FipaError("adaptive steps: constant must be positive, most at least 1")
 
     def choose(self, round_number: int, own: float, lr: float, smallest: float) -> tuple[int, str | None]:
         """The number of steps, and what had to be clamped."""

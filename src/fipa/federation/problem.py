@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fipa.clients.client import Client
 from fipa.curvature.terms import LossName, Residual
@@ -80,6 +81,10 @@ class Problem:
         self.name, self.goal, self.scale = name, goal, scale
         self.picture = picture
         self.layout = Layout.of(parameters_of(model, params))
+        self.initial = self.theta()
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and module.track_running_stats:
+                raise FipaError(f"{name}: batch norm's running statistics are no parameters, use GroupNorm instead")
 
     @property
     def least_squares(self) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client, pooled
 from fipa.clients.local_rules import Descent, GaussNewton, LocalRule, Scaffold, descend
-from fipa.clients.objective import Objective, StackedObjective
+from fipa.clients.objective import Objective, StackedObjective, Traces
+from fipa.curvature.additive import AdditiveStatistics
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import Diverged
@@ -20,6 +21,7 @@ from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Pla
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for, seed_for
 
+KEPT = 32  # stacks of clients' data
 SERVER = -1  # the server's place among the control variates
 
 
@@ -57,7 +59,8 @@ class Reply:
     def nbytes(self) -> int:
         """Uplink: update, curvature, loss (8 bytes) and SCAFFOLD's change of variates."""
         curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
-        tensors = [t for t in (self.update.delta, self.variate_change) if isinstance(t, Tensor)]
+        delta = None if isinstance(self.update.sketch, AdditiveStatistics) else self.update.delta  # it is in there
+        tensors = [t for t in (delta, self.variate_change) if isinstance(t, Tensor)]
         return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -67,10 +70,11 @@ class Site:
     def __init__(self, problem: Problem, seed: int, *, centralised: bool = False) -> None:
         self.problem = problem
         self.seed = seed
-        self.initial = problem.theta()
+        self.initial = problem.initial
         self.clients: tuple[Client, ...] = (pooled(problem.clients),) if centralised else problem.clients
         self._objectives = [Objective(problem.model, problem.layout, client) for client in self.clients]
         self._stacks: dict[tuple[int, ...], StackedObjective] = {}
+        self._traces: Traces = {}
 
     def groups(self, clients: Sequence[int], size: int) -> list[tuple[int, ...]]:
         """Cut clients, in order, into groups of at most `size` that can be trained side by side."""
@@ -141,7 +145,9 @@ class Site:
     def _stack(self, clients: Sequence[int]) -> StackedObjective:
         key = tuple(clients)
         if key not in self._stacks:
-            self._stacks[key] = StackedObjective([self._objectives[client] for client in clients])
+            if len(self._stacks) >= KEPT:  # with partial participation, groups hardly ever come again
+                self._stacks.pop(next(iter(self._stacks)))
+            self._stacks[key] = StackedObjective([self._objectives[client] for client in clients], self._traces)
         return self._stacks[key]
 
     def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
@@ -205,9 +211,11 @@ class Site:
             own = [order.variates.get(client, torch.zeros_like(order.theta)) for client in clients]
             correction = torch.stack([server - c for c in own])
         self.problem.model.train()
-        deltas = descend(
-            self._stack(clients), order.theta, rule, steps, lr=lr, generators=generators, correction=correction
-        )
+        with torch.random.fork_rng(devices=[]):  # dropout knows no other generator
+            torch.manual_seed(seed_for(self.seed, "noise", order.round_number, clients[0]))
+            deltas = descend(
+                self._stack(clients), order.theta, rule, steps, lr=lr, generators=generators, correction=correction
+            )
         self.problem.model.eval()
         if correction is None:
             return list(deltas), [None] * len(clients)

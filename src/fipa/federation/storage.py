@@ -89,8 +89,14 @@ class RunFolder:
             partial.write_text("".join(lines), "utf-8")
             os.replace(partial, self.history)
         if self._keep_thetas:
-            os.truncate(self.thetas, state.round_number * state.theta.numel() * state.theta.element_size())
-        return state, [json.loads(line) for line in lines], content["status"]
+            size = state.round_number * state.theta.numel() * state.theta.element_size()
+            if not self.thetas.exists() or self.thetas.stat().st_size < size:
+                raise FipaError(f"{self.thetas} is missing or too short: delete {self.path} to run this arm anew")
+            os.truncate(self.thetas, size)
+        try:
+            return state, [json.loads(line) for line in lines], content["status"]
+        except json.JSONDecodeError as error:
+            raise FipaError(f"{self.history} is damaged: delete {self.path} to run this arm anew") from error
 
 
 def finite(value: Any) -> Any:

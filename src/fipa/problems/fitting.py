@@ -41,6 +41,7 @@ def sine(
     grid: int = 1024,
 ) -> Problem:
     """u(x) = sin(waves pi x) on [0, 1], cut at `edges` into one part per client; test MSE on a uniform grid."""
+    _check_sizes(samples=samples, grid=grid, hidden=min(hidden, default=1))
     if len(edges) < 2 or any(low >= high for low, high in pairwise(edges)):
         raise FipaError(f"edges must rise from one to the next, got {list(edges)}")
 
@@ -72,8 +73,7 @@ def mixture2d(
     picture: int = 64,
 ) -> Problem:
     """Six Gaussians on the unit square, cut into `boxes` x `boxes` clients; test MSE on a `grid` x `grid` grid."""
-    if boxes < 1:
-        raise FipaError(f"boxes must be at least 1, got {boxes}")
+    _check_sizes(boxes=boxes, samples=samples, grid=grid, picture=picture, hidden=min(hidden, default=1))
 
     def target(x: Tensor) -> Tensor:
         total = torch.zeros(len(x), dtype=x.dtype)
@@ -102,9 +102,13 @@ def mixture2d(
     )
 
 
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise FipaError(f"problem.{name} must be at least 1, got {size}")
+
+
 def _uniform(rows: int, columns: int, seed: int, client: int) -> Tensor:
-    if rows < 1:
-        raise FipaError(f"samples must be at least 1, got {rows}")
     return torch.rand(rows, columns, generator=generator_for(seed, "data", client=client), dtype=torch.float64)
 
 

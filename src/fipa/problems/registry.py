@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,9 @@ def python(seed: int, *, file: str) -> Problem:
     if spec is None or spec.loader is None:
         raise FipaError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their module there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # the file may import its neighbours
     spec.loader.exec_module(module)
     make = getattr(module, "problem", None)
     if not callable(make):

@@ -21,6 +21,9 @@ function axis(title, log, extra = {}) {
   return { title: { text: title, standoff: 8 }, ...lines, ...type, ...extra };
 }
 
+// Rounds and counts are whole numbers: no ticks between them.
+const whole = (values) => (Math.max(...values) - Math.min(...values) < 8 ? { dtick: 1 } : {});
+
 function layout(xaxis, yaxis, extra = {}) {
   const { ink, paper } = theme();
   return {
@@ -83,7 +86,8 @@ function metricChart(section, state) {
     }
     traces.push(line(arm, x, arm.metric.median, { meta: "median" }));
   }
-  return [traces, layout(axis(AXIS_TITLES[state.axis], false), axis(plain(section.metric.name), log))];
+  const ticks = state.axis === "rounds" ? whole(section.arms.flatMap((arm) => arm.rounds)) : {};
+  return [traces, layout(axis(AXIS_TITLES[state.axis], false, ticks), axis(plain(section.metric.name), log))];
 }
 
 function seriesChart(section, state) {
@@ -95,7 +99,8 @@ function seriesChart(section, state) {
     if (values.low) traces.push(bandTrace(arm, x, values, log));
     traces.push(line(arm, x, values.median, { meta: "median" }));
   }
-  return [traces, layout(axis(AXIS_TITLES.rounds, false), axis(section.names[state.series], log))];
+  const ticks = whole(section.arms.flatMap((arm) => arm.rounds));
+  return [traces, layout(axis(AXIS_TITLES.rounds, false, ticks), axis(section.names[state.series], log))];
 }
 
 function gapChart(section, state) {
@@ -137,9 +142,9 @@ function spectraChart(arm, round) {
 }
 
 // Panels above each other on one round axis: [{ title, log, traces }].
-function stacked(panels) {
+function stacked(panels, rounds) {
   const height = 1 / panels.length;
-  const result = layout(axis(AXIS_TITLES.rounds, false, { anchor: `y${panels.length}` }), {}, LEGEND_BELOW);
+  const result = layout(axis(AXIS_TITLES.rounds, false, { anchor: `y${panels.length}`, ...whole(rounds) }), {}, LEGEND_BELOW);
   panels.forEach((panel, index) => {
     const top = 1 - index * height;
     const domain = [Math.max(0, top - height * 0.88), top];
@@ -156,7 +161,7 @@ function scheduleChart(arm) {
       clientLine(client, index, arm.schedule.rounds, values, { showlegend: panel === 0, connectgaps: true }));
     return { title: titles[key], log: false, traces };
   });
-  return stacked(panels);
+  return stacked(panels, arm.schedule.rounds);
 }
 
 function steeringChart(arm) {
@@ -172,7 +177,7 @@ function steeringChart(arm) {
     if (refused.length) traces.push({ x: refused, y: at, ...cross });
     return { title: key, log: positive && (key === "damping" || key === "step"), traces };
   });
-  return stacked(panels);
+  return stacked(panels, rounds);
 }
 
 function fitChart(view, section, state) {

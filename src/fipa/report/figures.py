@@ -131,7 +131,8 @@ def _grid(rows: list[int], *, width: float, height: float, least: float = 0.0) -
 
 def _legend_under(axes: Axes) -> None:
     """The legend of one panel, below it so that it hides no line."""
-    columns = 1 if len(axes.get_legend_handles_labels()[1]) < 4 else 2
+    labels = axes.get_legend_handles_labels()[1]
+    columns = 1 if len(labels) < 4 or max(map(len, labels)) > 40 else 2
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=8, frameon=False)
 
 
@@ -141,7 +142,9 @@ def _legend_below(figure: Figure, *axes: Axes) -> None:
     for place in axes:
         handles, labels = place.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
-    columns = max(1, min(4, len(entries)))
+    # A character is 5 points wide at this size, a handle with its gaps 40.
+    widest = 5 * max(map(len, entries), default=1) + 40
+    columns = max(1, min(4, len(entries), int(72 * figure.get_figwidth() // widest)))
     figure.legend(
         entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )

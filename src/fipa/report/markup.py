@@ -5,6 +5,7 @@ Every function returns HTML; whatever comes from the data goes through `escape`.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -112,7 +113,7 @@ def provenance(results: Results, level: int) -> str:
     machine = results.get("machine") or {}
     facts = {"command": results["command"], "fipa": results["fipa"], **{str(k): str(v) for k, v in machine.items()}}
     rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items() if value)
-    config = results["config_toml"]
+    config = results["config_toml"] or json.dumps(results.get("config") or {}, indent=2).removeprefix("{}")
     details = f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>" if config else ""
     return f"<h{level}>{escape(results['experiment'])}</h{level}><dl>{rows}</dl>{details}"
 

@@ -159,7 +159,9 @@ def _details(some: set[str], data: dict[str, Any], level: int) -> list[str]:
         blocks.append(markup.frame(level, "Spectra of the clients", "spectra", controls=menu, note=note))
     if "schedule" in some:
         note = f"{one_seed} With more than {CLIENTS} clients, the first {CLIENTS} are shown."
-        blocks.append(markup.frame(level, "Adaptive schedules", "schedule", controls=arm_menu, note=note))
+        blocks.append(
+            markup.frame(level, "Ranks and local steps of the clients", "schedule", controls=arm_menu, note=note)
+        )
     if "steering" in some:
         note = f"{one_seed} A cross marks a round whose step was rejected."
         blocks.append(markup.frame(level, "Step control", "steering", controls=arm_menu, note=note))

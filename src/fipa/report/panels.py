@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from fipa.report import statistics
 from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
@@ -39,6 +40,8 @@ def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str
     axes.set_yscale(results["metric"]["scale"])
     axes.set_xlabel(X_LABELS[x])
     axes.set_ylabel(plain(results["metric"]["name"]))
+    if x == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
 
 
@@ -89,6 +92,8 @@ def client_lines(axes: Axes, records: dict[str, Record], key: str, label: str) -
             axes.plot(np.arange(1, len(line) + 1), line, color=colour, linestyle=dash, marker=".", label=name)
     axes.set_xlabel("communication round")
     axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from fipa.report.data import MIB, ArmSummary, Results, best_arm
 from fipa.report.statistics import Paired
 
+TIE = 0.01  # relative difference of two final metrics that are as good as equal
+
 
 def number(value: float, digits: int = 3) -> str:
     """A few significant digits; "diverged" for an infinity, a dash for NaN.
@@ -66,6 +68,10 @@ def _winner(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
         return ["Every arm diverged."]
     word = "lowest" if metric["goal"] == "min" else "highest"
     sentences = [f"{best.arm} ends with the {word} median {metric['name']}: {_final(best)} after {best.rounds} rounds."]
+    others = [s for s in summaries if s is not best and s.arm != results["reference"] and math.isfinite(s.final_median)]
+    near = [s.arm for s in others if abs(s.final_median - best.final_median) <= TIE * abs(best.final_median)]
+    if near:
+        sentences.append(f"Within {TIE:.0%} of it: {_list(near)}.")
     control = next((s for s in summaries if s.arm == results["control"]), None)
     if control is None:
         sentences.append("No control arm was run.")
@@ -97,7 +103,8 @@ def _comparison(best: ArmSummary, control: ArmSummary) -> str:
     span = f", range {number(paired.low)} to {number(paired.high)}" if paired.finite > 1 else ""
     if best.ratio_to_control:
         mean = f"geometric mean{span}" if paired.finite > 1 else "ratio"
-        gain = f"That is {number(paired.value)} times better than the control {control.arm} ({mean}{_excluded(paired)})"
+        times = number(paired.value)
+        gain = f"{best.arm} is {times} times better than the control {control.arm} ({mean}{_excluded(paired)})"
     else:
         mean = f"mean{span}" if paired.finite > 1 else "difference"
         gain = f"The difference to the control {control.arm} is {_signed(paired.value)} ({mean}{_excluded(paired)})"

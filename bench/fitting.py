@@ -1,0 +1,104 @@
+"""Function fitting: a round, and the time to a given error, against the plain scheme of `authors`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from bench.authors import PlainFederation
+from bench.common import Record
+from fipa.aggregation.fipa import FIPA
+from fipa.clients.local_rules import Adam, GaussNewton, LocalRule
+from fipa.federation.control import StepControl
+from fipa.federation.engine import Arm, Federation, State
+from fipa.federation.executor import Executor, ProblemFactory
+from fipa.federation.plans import SketchPlan
+from fipa.federation.stage import Stage
+from fipa.problems.fitting import sine
+
+EIGHT = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.85, 0.9, 1.0)
+ROUNDS = 5
+
+
+def fitting() -> Iterator[Record]:
+    """Seconds per round at tau = 20 and rank 20, and wall time to MSE 1e-4."""
+    threads = torch.get_num_threads()
+    try:
+        yield _round("8 clients, 901 parameters", partial(sine, waves=8, edges=EIGHT), floor=10)
+        yield _round("2 clients, 2209 parameters", partial(sine, hidden=(32, 32, 32)), floor=20)
+        yield _time_to_error()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _round(name: str, factory: ProblemFactory, floor: float) -> Record:
+    threads = torch.get_num_threads()
+    plain = PlainFederation(factory, 0, steps=20, rank=20, step=0.5)
+    theirs = _median(plain.round)
+    plain.close()
+    with Executor(factory) as executor:  # one thread
+        run = _Steps(_arm(Adam(steps=20), FIPA(step=0.5), None), executor)
+        ours = _median(run.round)
+    torch.set_num_threads(threads)
+    detail = {"seconds": ours, "authors_seconds": theirs, "local_steps": 20, "rank": 20}
+    return Record(f"fitting: a round against the authors' scheme, {name}", theirs / ours, floor, "x faster", detail)
+
+
+def _time_to_error(error: float = 1e-4, most: int = 400) -> Record:
+    threads = torch.get_num_threads()
+    factory = partial(sine, waves=2)
+    plain = PlainFederation(factory, 0, steps=20, rank=20, step=0.5)
+    theirs, their_rounds = _until(plain.round, error, most)
+    plain.close()
+    with Executor(factory) as executor:
+        run = _Steps(_arm(GaussNewton(), FIPA(), StepControl()), executor)
+        ours, our_rounds = _until(run.round, error, most)
+    torch.set_num_threads(threads)
+    detail = {
+        "seconds": ours,
+        "rounds": our_rounds,
+        "authors_seconds": theirs,
+        "authors_rounds": their_rounds,
+        "seed": 0,
+    }
+    name = "fitting: wall time to test MSE 1e-4, two halves of sin(2 pi x)"
+    return Record(name, theirs / ours, 5, "x faster", detail)
+
+
+def _arm(local: LocalRule, rule: FIPA, control: StepControl | None) -> Arm:
+    plan = SketchPlan(rank=20, solver="krylov")
+    return Arm("ours", (Stage(rule, local, 10**6, plan, control=control),))
+
+
+class _Steps:
+    """A federation of ours, round by round."""
+
+    def __init__(self, arm: Arm, executor: Executor) -> None:
+        self._federation = Federation(arm, 0, executor)
+        self._state: State = self._federation.start()
+
+    def round(self) -> float:
+        self._state, record = self._federation.round(self._state)
+        return float(record["metric"])
+
+
+def _median(step: Callable[[], float]) -> float:
+    """Of a few rounds, after one to warm up."""
+    step()
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[ROUNDS // 2]
+
+
+def _until(step: Callable[[], float], error: float, most: int) -> tuple[float, int]:
+    start = time.perf_counter()
+    for done in range(1, most + 1):
+        if step() <= error:
+            return time.perf_counter() - start, done
+    raise RuntimeError(f"no error of {error} within {most} rounds")

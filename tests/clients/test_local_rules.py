@@ -1,0 +1,332 @@
+"""Local training against plain loops of torch.optim, and Gauss-Newton against dense solves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fipa
+from clients.cases import (
+    DOUBLE,
+    KINDS,
+    OUTPUTS,
+    at,
+    client,
+    edge,
+    gradient_by_hand,
+    layout_of,
+    misfit,
+    network,
+    objectives,
+)
+from fipa import Client, FipaError, Layout, Residual, Sketch
+from fipa.clients.local_rules import SGD, Adam, Batches, Descent, GaussNewton, Scaffold, descend
+from fipa.clients.objective import StackedObjective
+
+
+def generators(size: int, first: int = 0) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(first + m) for m in range(size)]
+
+
+def start(kind: str = "plain") -> Tensor:
+    model = network(OUTPUTS[kind])
+    return layout_of(model).flatten(dict(model.named_parameters()))
+
+
+@cache
+def stack_of(kind: str, first: int, size: int) -> StackedObjective:
+    """Made once: tracing takes longer than training."""
+    return StackedObjective(objectives(network(OUTPUTS[kind]), [client(kind, first + m) for m in range(size)]))
+
+
+def trained(
+    rule: Descent,
+    steps: Sequence[int],
+    *,
+    kind: str = "plain",
+    first: int = 0,
+    lr: float = 0.05,
+    correction: Tensor | None = None,
+    clients: list[Client] | None = None,
+) -> Tensor:
+    size = len(steps)
+    stack = StackedObjective(objectives(network(), clients)) if clients else stack_of(kind, first, size)
+    rngs = generators(size, first)
+    return descend(stack, start(kind), rule, steps, lr=lr, generators=rngs, correction=correction)
+
+
+def trained_by_hand(
+    one: Client,
+    optimizer: type[torch.optim.Optimizer],
+    steps: int,
+    *,
+    kind: str = "plain",
+    proximal: float = 0.0,
+    correction: Tensor | None = None,
+    **settings: float,
+) -> Tensor:
+    """The usual loop: the model's own parameters, backward(), step()."""
+    model = network(OUTPUTS[kind])
+    layout, begin = layout_of(model), start(kind)
+    training = optimizer(model.parameters(), **settings)
+    for _ in range(steps):
+        gradient = gradient_by_hand(model, layout.names, one)
+        theta = layout.flatten(dict(model.named_parameters()))
+        gradient = gradient + proximal * (theta - begin)
+        if correction is not None:
+            gradient = gradient + correction
+        for name, parameter in model.named_parameters():
+            parameter.grad = layout.unflatten(gradient)[name]
+        training.step()
+    return layout.flatten(dict(model.named_parameters())) - begin
+
+
+RULES = {
+    "sgd": (SGD(steps=1), torch.optim.SGD, {}),
+    "momentum": (SGD(steps=1, momentum=0.9), torch.optim.SGD, {"momentum": 0.9}),
+    "decay": (SGD(steps=1, weight_decay=0.3), torch.optim.SGD, {"weight_decay": 0.3}),
+    "proximal": (SGD(steps=1, proximal=0.7), torch.optim.SGD, {"proximal": 0.7}),
+    "adam": (Adam(steps=1), torch.optim.Adam, {}),
+    "adam decay proximal": (
+        Adam(steps=1, weight_decay=0.3, proximal=0.7),
+        torch.optim.Adam,
+        {"weight_decay": 0.3, "proximal": 0.7},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RULES)
+def test_equals_a_plain_loop_of_torch_optim(name: str, kind: str) -> None:
+    """Unequal numbers of steps, one client that does not train at all; the learning rate is the argument's."""
+    rule, optimizer, settings = RULES[name]
+    steps = (6, 0, 3)
+    updates = trained(rule, steps, kind=kind)
+    for m, count in enumerate(steps):
+        expected = trained_by_hand(client(kind, m), optimizer, count, kind=kind, lr=0.05, **settings)
+        torch.testing.assert_close(updates[m], expected, rtol=1e-9, atol=1e-11)
+    assert torch.equal(updates[1], torch.zeros_like(updates[1]))
+
+
+def test_correction_is_added_to_every_gradient() -> None:
+    shape = (2, len(start()))
+    correction = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
+    updates = trained(Scaffold(steps=1, weight_decay=0.1), (4, 4), correction=correction)
+    for m in range(2):
+        expected = trained_by_hand(
+            client("plain", m), torch.optim.SGD, 4, correction=correction[m], lr=0.05, weight_decay=0.1
+        )
+        torch.testing.assert_close(updates[m], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_does_not_change_the_broadcast_model() -> None:
+    theta = start()
+    stack = StackedObjective(objectives(network(), [client("plain", 0)]))
+    descend(stack, theta, SGD(steps=1), [3], lr=0.1, generators=generators(1))
+    assert torch.equal(theta, start())
+
+
+# --- batches ---
+
+
+@pytest.mark.parametrize("rule", [SGD(steps=1, batch=2, momentum=0.5), Adam(steps=1, batch=3), SGD(steps=1)])
+@pytest.mark.parametrize("kind", ["plain", "terms"])
+def test_any_grouping_gives_the_same_updates(rule: Descent, kind: str) -> None:
+    """Side by side or one by one, with unequal numbers of steps that end in the middle of an epoch."""
+    steps = (7, 4, 2)
+    together = trained(rule, steps, kind=kind)
+    for m, count in enumerate(steps):
+        alone = trained(rule, [count], kind=kind, first=m)
+        torch.testing.assert_close(together[m], alone[0], rtol=1e-9, atol=1e-12)
+    pair = trained(rule, steps[1:], kind=kind, first=1)
+    torch.testing.assert_close(together[1:], pair, rtol=1e-9, atol=1e-12)
+
+
+def test_minibatch_sgd_by_hand() -> None:
+    """Two epochs of batches of 2, 2 and 1: each epoch is one permutation, cut in order."""
+    one, model = client("plain", 0), network()
+    layout, rng = layout_of(model), torch.Generator().manual_seed(0)
+    theta = start()
+    for _ in range(2):
+        order = torch.randperm(5, generator=rng)
+        for batch in (order[:2], order[2:4], order[4:]):
+            theta = theta - 0.05 * gradient_by_hand(at(model, layout, theta), layout.names, one, [batch])
+    update = trained(SGD(epochs=2, batch=2), [SGD(epochs=2, batch=2).steps_for(5)])
+    torch.testing.assert_close(update[0], theta - start(), rtol=1e-10, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(length=st.integers(1, 12), batch=st.integers(1, 14), size=st.integers(1, 3), seed=st.integers(0, 1000))
+def test_every_example_once_per_epoch(length: int, batch: int, size: int, seed: int) -> None:
+    batches = Batches((length,), batch, generators(size, seed))
+    per_epoch = -(-length // batch)
+    assert SGD(epochs=3, batch=batch).steps_for(length) == 3 * per_epoch
+    for epoch in range(2):
+        drawn = [batches.draw(epoch * per_epoch + step)[0] for step in range(per_epoch)]
+        sizes = [index.shape[1] for index in drawn]
+        assert sizes == [batch] * (per_epoch - 1) + [length - (per_epoch - 1) * batch]
+        for m in range(size):
+            assert sorted(torch.cat([index[m] for index in drawn]).tolist()) == list(range(length))
+
+
+def test_epochs_and_clients_differ_in_their_order() -> None:
+    batches = Batches((30,), 30, generators(2))
+    first, second = batches.draw(0)[0], batches.draw(1)[0]
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], second[0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(first=st.integers(1, 12), other=st.integers(1, 12), batch=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_other_terms_keep_pace_with_the_first(first: int, other: int, batch: int, seed: int) -> None:
+    """A shorter term starts over, evenly; a batch never holds an example twice; a longer one is cut."""
+    batches = Batches((first, other), batch, generators(2, seed))
+    counts: Counter[int] = Counter()
+    seen = 0
+    for step in range(-(-first // batch)):
+        own, index = batches.draw(step)
+        assert index.shape == (2, min(own.shape[1], other))
+        for row in index:
+            assert len(set(row.tolist())) == len(row)
+        counts.update(index[0].tolist())
+        seen += index.shape[1]
+    if other >= first:
+        assert set(counts.values()) == {1}
+    elif batch <= other:
+        assert set(counts) == set(range(other))
+        assert max(counts.values()) - min(counts.values()) <= 1
+    assert sum(counts.values()) == seen
+
+
+def test_lengths_of_training() -> None:
+    assert SGD(steps=7).steps_for(100) == 7
+    assert SGD(epochs=4).steps_for(100) == 4
+    assert SGD(epochs=4, batch=30).steps_for(100) == 16
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, Scaffold])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "steps or epochs"),
+        ({"steps": 2, "epochs": 2}, "steps or epochs"),
+        ({"steps": 0}, "at least 1"),
+        ({"epochs": 0}, "at least 1"),
+        ({"epochs": -1}, "at least 1"),
+        ({"steps": 2, "batch": 0}, "batch"),
+        ({"steps": 2, "batch": -5}, "batch"),
+        ({"steps": 2, "lr": 0.0}, "lr"),
+        ({"steps": 2, "lr": float("nan")}, "lr"),
+        ({"steps": 2, "lr_decay": 0.0}, "lr_decay"),
+        ({"steps": 2, "weight_decay": -0.1}, "weight_decay"),
+        ({"steps": 2, "proximal": -0.1}, "proximal"),
+    ],
+)
+def test_bad_settings_of_descent(kind: type[Descent], settings: dict[str, float], message: str) -> None:
+    with pytest.raises(FipaError, match=f"{kind.__name__}: .*{message}"):
+        kind(**settings)
+
+
+def test_bad_momentum() -> None:
+    with pytest.raises(FipaError, match="momentum"):
+        SGD(steps=1, momentum=-0.5)
+
+
+@pytest.mark.parametrize("settings", [{"damping": -1.0}, {"cutoff": -1e-9}])
+def test_bad_settings_of_gauss_newton(settings: dict[str, float]) -> None:
+    with pytest.raises(FipaError, match=next(iter(settings))):
+        GaussNewton(**settings)
+
+
+# --- Gauss-Newton ---
+
+
+def linearised(one: Client) -> tuple[np.ndarray, np.ndarray]:
+    """Rows A and right-hand side r with the loss 1/2 |A d + r|^2 to first order in the residuals."""
+    model = network()
+    layout = layout_of(model)
+
+    def rows(flat: Tensor) -> Tensor:
+        params = layout.unflatten(flat)
+        parts = []
+        for term in one.data:
+            r = term.function(lambda x: torch.func.functional_call(model, params, (x,)), *term.inputs)
+            r = r.reshape(len(r), -1)
+            weight = torch.as_tensor(term.weight, dtype=DOUBLE)
+            weight = weight[:, None] if weight.dim() == 1 else weight
+            parts.append((r * (weight / len(r)).sqrt()).reshape(-1))
+        return torch.cat(parts)
+
+    return torch.func.jacrev(rows)(start()).numpy(), rows(start()).detach().numpy()
+
+
+def step_of(rule: GaussNewton, one: Client, rank: int | None = None) -> tuple[np.ndarray, Sketch]:
+    model = network()
+    sketch = fipa.sketch(model, one.data, "least_squares", rank=rank)
+    gradient = StackedObjective(objectives(model, [one])).gradients(start()[None])[0]
+    return rule(sketch, gradient).numpy(), sketch
+
+
+@pytest.mark.parametrize("kind", ["plain", "terms"])
+def test_undamped_step_is_the_least_squares_solution_of_minimum_norm(kind: str) -> None:
+    """Fewer residuals (5, or 15 of rank below 13) than the 13 parameters."""
+    one = client(kind, 1)
+    A, r = linearised(one)
+    expected = np.linalg.lstsq(A, -r, rcond=1e-7)[0]
+    step, _ = step_of(GaussNewton(), one)
+    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-7 * np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("damping", [1e-3, 0.5])
+def test_damped_step_equals_the_dense_solve(damping: float) -> None:
+    one = client("terms", 2)
+    A, r = linearised(one)
+    expected = -np.linalg.solve(A.T @ A + damping * np.eye(A.shape[1]), A.T @ r)
+    step, _ = step_of(GaussNewton(damping), one)
+    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
+
+
+def test_step_stays_in_the_span_of_a_truncated_sketch() -> None:
+    one = client("terms", 2)
+    A, r = linearised(one)
+    step, sketch = step_of(GaussNewton(0.1), one, rank=3)
+    U = sketch.eigenvectors.numpy()
+    expected = -U @ np.linalg.solve(U.T @ A.T @ A @ U + 0.1 * np.eye(3), U.T @ A.T @ r)
+    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
+
+
+def test_cutoff_and_zero_eigenvalues_by_hand() -> None:
+    """diag(4, 1, 0) and g = (8, 3, 5): the last never counts, the second not below half of the first."""
+    sketch = Sketch(torch.eye(3, dtype=DOUBLE), torch.tensor([4.0, 1.0, 0.0], dtype=DOUBLE), Layout(("x",), ((3,),)))
+    gradient = torch.tensor([8.0, 3.0, 5.0], dtype=DOUBLE)
+    assert GaussNewton()(sketch, gradient).tolist() == [-2.0, -3.0, 0.0]
+    assert GaussNewton(cutoff=0.5)(sketch, gradient).tolist() == [-2.0, 0.0, 0.0]
+    assert GaussNewton(cutoff=0.2)(sketch, gradient).tolist() == [-2.0, -3.0, 0.0]
+    assert GaussNewton(damping=4.0)(sketch, gradient).tolist() == pytest.approx([-1.0, -0.6, 0.0])
+    nothing = Sketch(torch.zeros(3, 0, dtype=DOUBLE), torch.zeros(0, dtype=DOUBLE), sketch.layout)
+    assert GaussNewton()(nothing, gradient).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_training_on_several_terms_of_unequal_length_in_batches() -> None:
+    """A boundary term of 2 examples under batches of 3: it is used whole in every step."""
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    one = Client((Residual(misfit, x, x[:, 0]), Residual(edge, x[:2], weight=2.0)))
+    update = trained(SGD(steps=1, batch=3), [2], clients=[one])
+    rng, model = torch.Generator().manual_seed(0), network()
+    layout, theta = layout_of(model), start()
+    order = torch.randperm(6, generator=rng)
+    for batch in (order[:3], order[3:]):
+        index = [batch, torch.arange(2)]
+        theta = theta - 0.05 * gradient_by_hand(at(model, layout, theta), layout.names, one, index)
+    torch.testing.assert_close(update[0], theta - start(), rtol=1e-10, atol=1e-12)

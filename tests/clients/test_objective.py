@@ -1,0 +1,179 @@
+"""Losses and gradients of clients side by side against each client's own, by plain autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from clients.cases import (
+    DOUBLE,
+    KINDS,
+    OUTPUTS,
+    at,
+    client,
+    edge,
+    gradient_by_hand,
+    layout_of,
+    loss_by_hand,
+    misfit,
+    network,
+    objectives,
+)
+from fipa import Client, FipaError, Residual
+from fipa.clients.objective import StackedObjective
+
+STACKS = {
+    (kind, size): StackedObjective(objectives(network(OUTPUTS[kind]), [client(kind, seed) for seed in range(size)]))
+    for kind in KINDS
+    for size in (1, 3)
+}
+
+
+def rows_at(kind: str, size: int, seed: int = 0) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(size, layout_of(network(OUTPUTS[kind])).numel, generator=rng, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_gradients_equal_each_clients_own(kind: str, size: int) -> None:
+    """At a point of its own for each client; twice, since the first call traces what later ones replay."""
+    stack, model = STACKS[kind, size], network(OUTPUTS[kind])
+    layout = layout_of(model)
+    for seed in (0, 1):
+        thetas = rows_at(kind, size, seed)
+        losses, gradients = stack.losses(thetas), stack.gradients(thetas)
+        assert losses.shape == (size,)
+        for m in range(size):
+            at(model, layout, thetas[m])
+            expected = loss_by_hand(model, client(kind, m)).detach()
+            torch.testing.assert_close(losses[m], expected, rtol=1e-12, atol=0)
+            torch.testing.assert_close(
+                gradients[m], gradient_by_hand(model, layout.names, client(kind, m)), rtol=1e-11, atol=1e-13
+            )
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=8, derandomize=True)
+@given(seed=st.integers(0, 10**6), batch=st.sampled_from([1, 2]))
+def test_gradients_on_batches(kind: str, size: int, seed: int, batch: int) -> None:
+    """Each client has examples of its own in the batch, and its weights go with them."""
+    stack, model = STACKS[kind, size], network(OUTPUTS[kind])
+    layout, rng = layout_of(model), torch.Generator().manual_seed(seed)
+    index = [torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(size)]) for n in stack.lengths]
+    thetas = rows_at(kind, size)
+    gradients = stack.gradients(thetas, index)
+    for m in range(size):
+        at(model, layout, thetas[m])
+        expected = gradient_by_hand(model, layout.names, client(kind, m), [term[m] for term in index])
+        torch.testing.assert_close(gradients[m], expected, rtol=1e-11, atol=1e-13)
+
+
+def test_frozen_parameters() -> None:
+    """Only the selected parameters vary; the others stay as they are in the model."""
+    model = network()
+    clients = [client("plain", seed) for seed in range(2)]
+    stack = StackedObjective(objectives(model, clients, "2.*"))
+    assert layout_of(model, "2.*").names == ("2.weight", "2.bias")
+    thetas = torch.randn(2, 4, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
+    gradients, losses = stack.gradients(thetas), stack.losses(thetas)
+    frozen = network()
+    for m in range(2):
+        at(frozen, layout_of(frozen, "2.*"), thetas[m])
+        assert torch.equal(frozen[0].weight, model[0].weight)
+        torch.testing.assert_close(losses[m], loss_by_hand(frozen, clients[m]).detach(), rtol=1e-12, atol=0)
+        expected = gradient_by_hand(frozen, ("2.weight", "2.bias"), clients[m])
+        torch.testing.assert_close(gradients[m], expected, rtol=1e-11, atol=1e-13)
+
+
+def test_parameters_of_the_model_are_not_touched() -> None:
+    model = network()
+    before = [p.clone() for p in model.parameters()]
+    stack = StackedObjective(objectives(model, [client("plain", seed) for seed in range(2)]))
+    stack.gradients(rows_at("plain", 2))
+    stack.losses(rows_at("plain", 2))
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, parameter)
+        assert parameter.grad is None
+
+
+def residual(n: int = 4, dtype: torch.dtype = DOUBLE, function: object = misfit, weight: object = 1.0) -> Client:
+    return Client((Residual(function, torch.ones(n, 2, dtype=dtype), torch.ones(n, dtype=DOUBLE), weight=weight),))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (residual(), residual(), True),
+        (residual(), residual(weight=3.0), True),
+        (residual(weight=torch.ones(4)), residual(weight=2.0), True),
+        (residual(), residual(n=5), False),
+        (residual(), residual(dtype=torch.float32), True),
+        (residual(), residual(function=lambda u, x, y: u(x)[:, 0] + y), False),
+        (residual(), residual(weight=torch.ones(4, 2)), False),
+        (residual(), Client((residual().data[0], Residual(edge, torch.ones(4, 2, dtype=DOUBLE)))), False),
+        (residual(), client("mse", 0, 4), False),
+        (client("mse", 0), client("cross_entropy", 0), False),
+    ],
+)
+def test_only_clients_of_one_form_are_stacked(one: Client, other: Client, alike: bool) -> None:
+    pair = objectives(network(), [one, other])
+    assert (pair[0].form == pair[1].form) == alike
+    if alike:
+        assert StackedObjective(pair).size == 2
+    else:
+        with pytest.raises(FipaError, match="different forms cannot be stacked"):
+            StackedObjective(pair)
+
+
+def test_no_clients_cannot_be_stacked() -> None:
+    with pytest.raises(FipaError, match="stacked"):
+        StackedObjective([])
+
+
+@pytest.mark.parametrize("length", [3, 5, 8])
+def test_weights_that_fit_no_residuals(length: int) -> None:
+    """Twice as many weights as examples must not be read as two residuals per example."""
+    one = residual(n=4, weight=torch.ones(length, dtype=DOUBLE))
+    with pytest.raises(FipaError, match="weight"):
+        StackedObjective(objectives(network(), [one])).losses(rows_at("plain", 1))
+
+
+class Branching(nn.Module):
+    """Cannot be mapped over clients: its control flow depends on a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.linear(x)
+        return z if float(z.sum()) > 0 else -z
+
+
+def test_models_that_cannot_be_stacked_say_what_to_do() -> None:
+    clients = [client("plain", seed) for seed in range(2)]
+    stack = StackedObjective(objectives(Branching(), clients))
+    with pytest.raises(FipaError, match=r"engine\.group = 1"):
+        stack.gradients(torch.zeros(2, 3, dtype=DOUBLE))
+    alone = StackedObjective(objectives(Branching(), clients[:1]))
+    assert alone.gradients(torch.ones(1, 3, dtype=DOUBLE)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("kind", ["terms", "cross_entropy"])
+def test_stacks_that_share_traces_keep_their_own_data(kind: str) -> None:
+    """Two pairs of clients of one form, and a triple: a trace holds no data, and fits its number of clients only."""
+    clients, traces = objectives(network(OUTPUTS[kind]), [client(kind, seed) for seed in range(4)]), {}
+    for chosen in ([0, 1], [2, 3], [1, 2, 3]):
+        stack = StackedObjective([clients[m] for m in chosen], traces)
+        thetas = rows_at(kind, len(chosen), seed=7)
+        alone = [StackedObjective([clients[m]]) for m in chosen]
+        expected = torch.cat([one.gradients(theta[None]) for one, theta in zip(alone, thetas, strict=True)])
+        torch.testing.assert_close(stack.gradients(thetas), expected, rtol=1e-10, atol=1e-12)
+        expected = torch.cat([one.losses(theta[None]) for one, theta in zip(alone, thetas, strict=True)])
+        torch.testing.assert_close(stack.losses(thetas), expected, rtol=1e-12, atol=0)
+    assert len(traces) == 4

@@ -1,0 +1,369 @@
+"""The command as users type it: options, output, exit codes, and problems of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import (
+    ONE_ARM,
+    OWN_PROBLEM,
+    SMALL,
+    TWO_ARMS,
+    fipa,
+    process,
+    results,
+    rounds_on_disk,
+    wait_until,
+    write,
+)
+
+from fipa.config.load import load, names, tomllib
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    return write(tmp_path, TWO_ARMS)
+
+
+# --- list and show ---
+
+
+def test_list() -> None:
+    done = fipa("list")
+    assert (done.code, done.err) == (0, "")
+    assert all(name in done.out for name in names())
+    content = json.loads(fipa("list", "--json").out)
+    assert list(content) == names()
+    assert content["fit-sin2"]["arms"][0] == "FedAvg"
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_show_prints_is_input_again(tmp_path: Path, name: str) -> None:
+    first = fipa("show", name, *SMALL)
+    assert (first.code, first.err) == (0, "")
+    again = fipa("show", write(tmp_path, first.out))
+    assert again.out == first.out
+    assert load(str(tmp_path / "e.toml"))[1].build(True) == load(name, ["problem.samples=20"])[1].build(True)
+    assert json.loads(fipa("show", name, *SMALL, "--json").out) == tomllib.loads(first.out)
+    for arm in tomllib.loads(first.out)["arms"]:
+        stages = arm["stages"] or [arm]
+        assert all("step_control" in stage for stage in stages)
+
+
+def test_show_keeps_strings_as_they_are(tmp_path: Path) -> None:
+    text = "title = '''a \"b\" \\c [red]x[/]'''\ndescription = 'π\t1'\n" + ONE_ARM
+    shown = tomllib.loads(fipa("show", write(tmp_path, text)).out)
+    assert shown["title"] == 'a "b" \\c [red]x[/]'
+    assert shown["description"] == "π\t1"
+
+
+@pytest.mark.parametrize("name", names())
+def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
+    arms = list(enumerate(load(name)[1].arms))
+    steps = [f"arms.{i}.local={{name='adam', steps=2}}" for i, arm in arms if hasattr(arm.local, "steps")]
+    options = [option for setting in [*steps, "problem.grid=16"] for option in ("--set", setting)]
+    done = fipa("run", name, *SMALL, *options, "--rounds", 2, "--out", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    content = results(tmp_path / "run")
+    assert all(len(curves["metric"]) == 2 for seeds in content["arms"].values() for curves in seeds.values())
+    assert list(content["arms"]) == list(json.loads(done.out)["summary"])
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+    assert any((tmp_path / "run" / "figures").iterdir())
+
+
+# --- options of run ---
+
+
+def test_options_change_the_experiment(tmp_path: Path, two: Path) -> None:
+    options = ["--arm", "B", "--seeds", "3,0-1", "--rounds", 3, "--set", "rounds=9", "--set", "problem.samples=10"]
+    assert fipa("run", two, "--out", tmp_path / "run", "--quiet", *options).code == 0
+    content = results(tmp_path / "run")
+    assert {arm: list(seeds) for arm, seeds in content["arms"].items()} == {"B": ["3", "0", "1"]}
+    assert all(len(curves["metric"]) == 3 for curves in content["arms"]["B"].values())
+    assert content["config"]["problem"]["samples"] == 10
+    assert content["config"]["seeds"] == [3, 0, 1]
+
+
+def test_rounds_are_for_every_arm_and_cut_stages(tmp_path: Path) -> None:
+    text = TWO_ARMS + "rounds = 7\nstages = [{ rounds = 2 }, { lr_scale = 0.5 }]\n"
+    assert fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--quiet", "--rounds", 3).code == 0
+    content = results(tmp_path / "run")
+    assert {arm: len(seeds["0"]["metric"]) for arm, seeds in content["arms"].items()} == {"A": 3, "B": 3}
+
+
+def test_leaving_out_the_control_leaves_none(tmp_path: Path) -> None:
+    path = write(tmp_path, 'control = "A"\nreference = "A"\n' + TWO_ARMS)
+    assert fipa("run", path, "--out", tmp_path / "run", "--quiet", "--arm", "B").code == 0
+    content = results(tmp_path / "run")
+    assert (content["control"], content["reference"]) == (None, None)
+    assert "gap" not in content["arms"]["B"]["0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--arm", "C"], "--arm 'C': there is 'A', 'B'"),
+        (["--seeds", "x"], "--seeds x: write numbers and ranges"),
+        (["--seeds", "0,,1"], "--seeds 0,,1"),
+        (["--seeds", "-1"], "--seeds -1"),
+        (["--seeds", "3-1"], "--seeds 3-1"),
+        (["--seeds", "²"], "--seeds ²"),
+        (["--seeds", "0-1,1"], "twice"),
+        (["--rounds", "0"], "--rounds"),
+        (["--rounds", "many"], "--rounds"),
+        (["--workers", "0"], "--workers"),
+        (["--bogus"], "--bogus"),
+        (["--set", "bogus=1"], "bogus: unknown key"),
+        (["--set", "arms.A.participation={kind='uniform', count=3}"], "only 2 clients"),
+        (["--set", "problem.samples=-5"], "samples"),
+        (["--set", "problem.grid=0"], "grid"),
+        (["--set", "problem.hidden=[-1]"], "hidden"),
+    ],
+)
+def test_wrong_options_are_usage_errors_and_write_nothing(
+    tmp_path: Path, two: Path, options: list[str], reason: str
+) -> None:
+    done = fipa("run", two, "--out", tmp_path / "run", *options)
+    assert done.code == 2
+    assert reason in " ".join(done.err.replace("│", " ").split())
+    assert done.out == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["run"], ["run", "absent"], ["show", "absent.toml"], ["report"]])
+def test_wrong_commands_are_usage_errors(arguments: list[str]) -> None:
+    done = fipa(*arguments)
+    assert done.code == 2
+    assert done.err
+    assert done.out == ""
+
+
+def test_square_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    """Rich takes them for markup, and arms, files and messages are full of them."""
+    bare = write(tmp_path, '[problem]\nname = "sine"\n[[arms]]\nname = "A"\n', "bare.toml")
+    assert "here or in [defaults]" in fipa("show", bare).err
+    text = ONE_ARM.replace('"A"', '"A [paper] [/]"')
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "[run]")
+    assert done.code == 0
+    assert "A [paper] [/], seed 0: finished" in done.out
+    assert sum("A [paper] [/]" in line for line in done.out.splitlines()) == 2  # log and table
+    assert str(tmp_path / "[run]" / "report.html") in done.out
+    assert "--arm 'x[bold]'" in fipa("run", write(tmp_path, text), "--arm", "x[bold]").err
+
+
+def test_a_setting_of_the_defaults_can_be_changed_for_one_arm(tmp_path: Path) -> None:
+    text = (
+        ONE_ARM.replace("[[arms]]", "[defaults]").replace('name = "A"', "")
+        + '[[arms]]\nname = "A"\n[[arms]]\nname = "B"\n'
+    )
+    done = fipa("show", write(tmp_path, text), "--set", "arms.B.local.steps=9", "--json")
+    assert done.code == 0, done.err
+    assert [arm["local"]["steps"] for arm in json.loads(done.out)["arms"]] == [2, 9]
+
+
+# --- where runs are written ---
+
+
+def test_a_second_run_into_the_same_directory_needs_force(tmp_path: Path, two: Path) -> None:
+    out = tmp_path / "run"
+    assert fipa("run", two, "--out", out, "--quiet").code == 0
+    before = (out / "results.json").read_bytes()
+    refused = fipa("run", two, "--out", out, "--quiet")
+    assert refused.code == 2
+    assert "--force" in refused.err
+    assert (out / "results.json").read_bytes() == before
+    assert fipa("run", two, "--out", out, "--quiet", "--force", "--arm", "B", "--rounds", 1).code == 0
+    assert list(results(out)["arms"]) == ["B"]
+    assert len(list((out / "arms").iterdir())) == 1
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("name", ["thesis.txt", "run.json"])
+def test_what_is_not_ours_is_never_touched(tmp_path: Path, two: Path, force: list[str], name: str) -> None:
+    out = tmp_path / "documents"
+    out.mkdir()
+    write(out, '{"of": "another program"}', name)
+    write(out, "years of work", "precious.txt")
+    done = fipa("run", two, "--out", out, "--quiet", *force)
+    assert done.code == 2
+    assert "not a run" in " ".join(done.err.split()) or "already holds a run" in done.err
+    assert {path.name: path.read_text() for path in out.iterdir()} == {
+        name: '{"of": "another program"}',
+        "precious.txt": "years of work",
+    }
+
+
+def test_force_spares_what_others_put_beside_a_run(tmp_path: Path, two: Path) -> None:
+    out = tmp_path / "run"
+    assert fipa("run", two, "--out", out, "--quiet").code == 0
+    write(out, "years of work", "precious.txt")
+    fipa("run", two, "--out", out, "--quiet", "--force")
+    assert (out / "precious.txt").read_text() == "years of work"
+
+
+def test_out_may_be_a_file_or_an_empty_directory(tmp_path: Path, two: Path) -> None:
+    file = write(tmp_path, "text", "file")
+    assert fipa("run", two, "--out", file, "--force").code == 2
+    assert file.read_text() == "text"
+    (tmp_path / "empty").mkdir()
+    assert fipa("run", two, "--out", tmp_path / "empty", "--quiet", "--arm", "B").code == 0
+
+
+def test_default_directories_are_fresh(tmp_path: Path, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for expected in ("e", "e-2"):
+        done = fipa("run", two, "--arm", "B", "--rounds", 1, "--json")
+        assert Path(json.loads(done.out)["directory"]) == Path("runs") / expected
+        assert (Path("runs") / expected / "results.json").exists()
+
+
+# --- output ---
+
+
+def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
+    text = TWO_ARMS.replace("lr = 0.1", "lr = 1e60")
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--json")
+    assert done.code == 3
+    content = json.loads(done.out, parse_constant=pytest.fail)
+    assert content["directory"] == str(tmp_path / "run")
+    assert Path(content["results"]).exists()
+    assert Path(content["report"]).exists()
+    assert set(content["summary"]) == {"A", "B"}
+    assert content["summary"]["A"]["status"] == "diverged"
+    assert content["summary"]["B"]["median"] == results(tmp_path / "run")["arms"]["B"]["0"]["metric"][-1]
+
+
+def test_quiet_prints_nothing(tmp_path: Path, two: Path) -> None:
+    done = fipa("run", two, "--out", tmp_path / "run", "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    done = fipa("report", tmp_path / "run", "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
+def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
+    done = fipa("run", two, "--out", tmp_path / "run")
+    lines = done.out.splitlines()
+    assert lines[0].startswith("A, seed 0: finished at round 2, metric ")
+    assert lines[1].startswith("B, seed 0: finished at round 2, metric ")
+    assert lines[2].split()[:2] == ["arm", "rounds"]
+    assert [line.split()[:2] for line in lines[3:5]] == [["A", "2"], ["B", "2"]]
+    assert f"report {tmp_path / 'run' / 'report.html'}, numbers {tmp_path / 'run' / 'results.json'}" in lines[5]
+    assert "\x1b" not in done.out
+    assert "\r" not in done.out
+
+
+def test_version_and_help() -> None:
+    assert fipa("--version").out.strip().count(".") == 2
+    assert all(word in fipa("--help").out for word in ("list", "show", "run", "resume", "report"))
+
+
+# --- problems of users ---
+
+
+def test_own_problem_by_file(tmp_path: Path) -> None:
+    path = write(tmp_path, OWN_PROBLEM, "mine.py")
+    done = fipa("run", path, "--rounds", 2, "--out", tmp_path / "run", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    content = results(tmp_path / "run")
+    assert content["experiment"] == content["title"] == "mine"
+    assert content["config"]["problem"] == {"name": "python", "file": str(path)}
+    assert all(len(seeds["0"]["metric"]) == 2 for seeds in content["arms"].values())
+    assert not (tmp_path / "run" / "views.json").exists()
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_own_problem_by_toml_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, OWN_PROBLEM, "mine.py")
+    text = ONE_ARM[ONE_ARM.index("[[arms]]") :] + '[problem]\nname = "python"\nfile = "mine.py"\n'
+    assert fipa("run", write(tmp_path, text), "--rounds", 1, "--out", tmp_path / "run", "--quiet").code == 0
+    assert len(results(tmp_path / "run")["arms"]["A"]["0"]["metric"]) == 1
+
+
+def test_own_problem_may_be_any_python(tmp_path: Path) -> None:
+    """A dataclass looks its module up, as pickle does."""
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n"
+    text = head + "@dataclass\nclass Settings:\n    waves: int = 2\n\n" + OWN_PROBLEM
+    done = fipa("run", write(tmp_path, text, "mine.py"), "--rounds", 1, "--out", tmp_path / "run", "--quiet")
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\n", "must define a function problem(seed)"),
+        ("problem = 3\n", "must define a function problem(seed)"),
+        ("def problem(seed):\n    return 3\n", "must return a fipa.Problem, got int"),
+        ("import fipa\n\ndef problem(seed):\n    return fipa.Problem(None, [], None)\n", "at least one client"),
+    ],
+)
+def test_wrong_problems_are_usage_errors(tmp_path: Path, text: str, reason: str) -> None:
+    done = fipa("run", write(tmp_path, text, "mine.py"), "--out", tmp_path / "run")
+    assert done.code == 2
+    assert reason in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_problem_file(tmp_path: Path) -> None:
+    assert "no such file" in fipa("run", tmp_path / "absent.py").err
+    text = ONE_ARM[ONE_ARM.index("[[arms]]") :] + '[problem]\nname = "python"\nfile = "absent.py"\n'
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run")
+    assert done.code == 2
+    assert f"{tmp_path / 'absent.py'}: no such file" in done.err
+
+
+def test_exceptions_of_users_show_their_traceback(tmp_path: Path) -> None:
+    path = write(tmp_path, "def problem(seed):\n    return 1 / 0  # theirs\n", "mine.py")
+    with process("run", path, "--out", tmp_path / "run") as running:
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (1, "")
+    assert "return 1 / 0  # theirs" in err
+    assert err.strip().endswith("ZeroDivisionError: division by zero")
+
+
+# --- a terminal, and Ctrl-C ---
+
+
+def test_terminal_shows_round_metric_and_time_left(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    path = write(tmp_path, TWO_ARMS.replace("rounds = 2", "rounds = 12"))
+    code = "from fipa.cli import entry; entry()"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"TERM": "xterm", "COLUMNS": "120", "LINES": "30", "OMP_NUM_THREADS": "1"}
+        os.execv(sys.executable, [sys.executable, "-c", code, "run", str(path), "--out", str(tmp_path / "run")])
+    seen = b""
+    try:
+        while part := os.read(terminal, 4096):
+            seen += part
+    except OSError:  # the terminal is closed at the end
+        pass
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    text = seen.decode()
+    assert "12/12" in text
+    assert "left" in text
+    assert f"{results(tmp_path / 'run')['arms']['B']['0']['metric'][-1]:.2e}" in text
+    assert "\x1b[" in text
+    assert "finished at round" not in text
+
+
+def test_ctrl_c_before_the_first_round(tmp_path: Path) -> None:
+    """While the user's problem is still being made."""
+    slow = OWN_PROBLEM.replace("def problem(seed):", "def problem(seed):\n    import time\n    time.sleep(30)")
+    marker = tmp_path / "started"
+    path = write(tmp_path, f"open({str(marker)!r}, 'w').close()\n" + slow, "mine.py")
+    with process("run", path, "--out", tmp_path / "run") as running:
+        wait_until(marker.exists)
+        time.sleep(0.2)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=10)
+    assert running.returncode == 130
+    assert "Traceback" not in out + err
+    assert rounds_on_disk(tmp_path / "run") == 0

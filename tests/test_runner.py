@@ -1,0 +1,428 @@
+"""Runs in their directories: what is written, and that a run that was stopped anywhere ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import (
+    ONE_ARM,
+    TWO_ARMS,
+    fipa,
+    group,
+    numbers,
+    process,
+    results,
+    rounds_on_disk,
+    wait_for_rounds,
+    wait_until,
+    write,
+)
+
+from fipa.config.load import load, validate
+from fipa.config.schema import dump
+from fipa.errors import FipaError
+from fipa.federation.storage import RunFolder
+from fipa.runner import Run, fresh_directory
+
+# all that a round may hand to the next: damping, variates, moments, late answers with every kind of curvature, stages
+EVERYTHING = """\
+rounds = 4
+seeds = [0, 1]
+control = "scaffold"
+reference = "centralised"
+
+[problem]
+name = "sine"
+edges = [0.0, 0.2, 0.5, 0.7, 1.0]
+samples = 20
+hidden = [4]
+grid = 16
+
+[engine]
+group = 1
+
+[defaults]
+local = { name = "sgd", lr = 0.1, steps = 3, batch = 7 }
+sketch = { rank = 5 }
+faults = { late = 0.4, max_delay = 2 }
+
+[[arms]]
+name = "centralised"
+rule = { name = "fipa" }
+local = { name = "gauss-newton" }
+sketch = { rank = "full" }
+faults = {}
+centralised = true
+
+[[arms]]
+name = "FIPA"
+rule = { name = "fipa", damping = 0.1 }
+local = { name = "gauss-newton" }
+
+[[arms]]
+name = "scaffold"
+rule = { name = "fedavg" }
+local = { name = "scaffold", lr = 0.1, steps = 5 }
+faults = { drop = 0.3 }
+
+[[arms]]
+name = "fedadam"
+rule = { name = "fedadam" }
+inner = { name = "completed-fipa", damping = 0.1 }
+
+[[arms]]
+name = "diagonal"
+rule = { name = "diagonal-fisher", damping = 0.1 }
+
+[[arms]]
+name = "foof"
+rule = { name = "foof", damping = 0.1 }
+participation = { kind = "uniform", count = 3 }
+
+[[arms]]
+name = "warm-up"
+rule = { name = "completed-fipa", damping = 0.1 }
+faults = { drop = 0.2 }
+
+[[arms.stages]]
+rounds = 2
+rule = { name = "fedavgm" }
+
+[[arms.stages]]
+lr_scale = 0.5
+damping_decay = 0.9
+step_control = { adapt = "step", initial = 0.25 }
+"""
+ROUNDS = 7 * 2 * 4
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("experiment"), EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def whole(experiment: Path) -> Path:
+    """A run that nothing happened to."""
+    done = fipa("run", experiment, "--out", experiment.parent / "whole", "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    return experiment.parent / "whole"
+
+
+# --- stopped, and resumed ---
+
+
+def test_resumes_after_kill_9_to_the_same_bits(experiment: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for command, rounds in (
+        (["run", experiment, "--out", out], 3),
+        (["resume", out], 20),
+        (["resume", out], 40),
+    ):
+        with process(*command) as running:
+            wait_until(
+                lambda rounds=rounds, running=running: rounds_on_disk(out) >= rounds or running.poll() is not None
+            )
+            running.send_signal(signal.SIGKILL)
+            assert running.wait() == -signal.SIGKILL
+        assert rounds <= rounds_on_disk(out) < ROUNDS
+        assert not (out / "results.json").exists()
+    done = fipa("resume", out)
+    assert done.code == 0
+    assert "goes on after round" in done.out
+    assert numbers(out) == numbers(whole)
+    assert (out / "views.json").read_text() == (whole / "views.json").read_text()
+
+
+def test_ctrl_c_stops_all_workers_and_two_workers_give_the_same_bits_as_one(
+    experiment: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with process("run", experiment, "--out", out, "--workers", 2, "--arm", "FIPA", "--arm", "fedadam") as running:
+        wait_for_rounds(running, out, 10)
+        assert len(group(running.pid)) >= 3
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        _, err = running.communicate(timeout=30)
+        assert running.returncode == 130
+        assert f"fipa resume {out}" in " ".join(err.split())
+        assert "Traceback" not in err
+        wait_until(lambda: group(running.pid) == [], seconds=5)
+    done = sum(len(curves["metric"]) for seeds in results(out)["arms"].values() for curves in seeds.values())
+    assert 10 <= done == rounds_on_disk(out) < 16
+    write(out, (out / "run.json").read_text("utf-8").replace('"workers": 2', '"workers": 1'), "run.json")
+    assert fipa("resume", out, "--quiet").code == 0
+    check_same(out, whole)
+
+
+def test_workers_do_not_outlive_a_killed_run(experiment: Path, tmp_path: Path) -> None:
+    with process("run", experiment, "--out", tmp_path / "run", "--workers", 2) as running:
+        wait_for_rounds(running, tmp_path / "run", 1)
+        assert len(group(running.pid)) >= 3
+        running.kill()
+        running.wait()
+        wait_until(lambda: group(running.pid) == [], seconds=5)
+
+
+class Stop(BaseException):
+    """Not an error that anything catches."""
+
+
+@pytest.fixture(scope="module")
+def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("four")
+    file = write(directory, TWO_ARMS.replace("rounds = 2", 'rounds = 4\nreference = "B"'))
+    whole = Run.new(directory / "whole", "e", "", load(str(file))[1])
+    whole.start()
+    whole.execute(Nobody())
+    return whole
+
+
+@pytest.mark.parametrize("point", ["history", "thetas", "checkpoint"])
+@pytest.mark.parametrize("round_number", [1, 2, 4])
+def test_resumes_from_every_point_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, four_rounds: Run, point: str, round_number: int
+) -> None:
+    """A round is three files; stop after the first, the second, and before the third is in place."""
+    run = replace(four_rounds, directory=tmp_path / "run")
+    run.start()
+    save = RunFolder.save
+
+    def torn(self: RunFolder, state: Any, record: Any, status: str) -> None:
+        if state.round_number < round_number:
+            save(self, state, record, status)
+            return
+        with self.history.open("a") as history:
+            history.write(json.dumps({"round": round_number}) + "\n" if point != "history" else '{"round": 1, "me')
+        if point != "history":
+            with self.thetas.open("ab") as thetas:
+                thetas.write(bytes(8 * 13 if point == "checkpoint" else 5))
+        if point == "checkpoint":
+            self.checkpoint.with_suffix(".part").write_bytes(b"PK")
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", torn)
+        with pytest.raises(Stop):
+            run.execute(Nobody())
+    Run.open(tmp_path / "run").execute(Nobody())
+    assert numbers(tmp_path / "run") == numbers(four_rounds.directory)
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def begin(self, arm: str, seed: int, done: int, total: int) -> None: ...
+
+    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None: ...
+
+    def end(self, arm: str, seed: int, status: str) -> None: ...
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+
+    def content() -> dict[str, bytes]:
+        return {
+            str(p.relative_to(copy)): p.read_bytes() for p in copy.rglob("*") if p.suffix in (".json", ".jsonl", ".pt")
+        }
+
+    before = content()
+    assert len(before) > 2 * 7 * 2
+    assert fipa("resume", copy, "--quiet").code == 0
+    assert content() == before
+
+
+def test_an_arm_does_not_depend_on_the_others(experiment: Path, whole: Path, tmp_path: Path) -> None:
+    arguments = ("--seeds", "1", "--arm", "fedadam")
+    assert fipa("run", experiment, "--out", tmp_path / "run", "--quiet", *arguments).code == 0
+    check_same(tmp_path / "run", whole)
+
+
+def check_same(part: Path, whole: Path) -> None:
+    """Some arms on some seeds, without the reference that gaps are measured from."""
+    found, expected = numbers(part)["arms"], numbers(whole)["arms"]
+    assert found
+    for arm, seeds in found.items():
+        for seed, curves in seeds.items():
+            assert curves == {key: value for key, value in expected[arm][seed].items() if key != "gap"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "holds no run"), ('{"format": "other"}', "format 'other'"), ("[]", "format"), ("{", "run.json")],
+)
+def test_resume_refuses_what_is_no_run(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    done = fipa("resume", tmp_path)
+    assert done.code == 2
+    assert message in done.err
+    assert str(tmp_path) in "".join(done.err.split())
+
+
+def test_broken_checkpoint_says_what_to_delete(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert fipa("run", write(tmp_path, ONE_ARM), "--out", out, "--quiet").code == 0
+    (checkpoint,) = out.glob("arms/*/*/checkpoint.pt")
+    checkpoint.write_bytes(b"garbage")
+    done = fipa("resume", out)
+    assert done.code == 2
+    assert f"delete {checkpoint.parent}" in " ".join(done.err.split())
+    checkpoint.unlink()
+    assert fipa("resume", out, "--quiet").code == 0
+
+
+# --- what is written ---
+
+PER_ROUND = (
+    "metric", "loss", "seconds", "uplink_bytes", "downlink_bytes", "rank", "ranks", "local_steps", "clients", "damping",
+    "step", "trials", "accepted", "step_length", "cosine_with_fedavg", "effective_rank",
+)  # fmt: skip
+
+
+def test_results_have_one_entry_per_round(whole: Path) -> None:
+    content = results(whole)
+    assert list(content["arms"]) == [arm["name"] for arm in content["config"]["arms"]]
+    assert content["metric"] == {"name": "test MSE", "goal": "min", "scale": "log"}
+    assert (content["control"], content["reference"]) == ("scaffold", "centralised")
+    for arm, seeds in content["arms"].items():
+        assert list(seeds) == ["0", "1"]
+        for curves in seeds.values():
+            assert curves["status"] == "finished"
+            assert {key: len(curves[key]) for key in PER_ROUND} == dict.fromkeys(PER_ROUND, 4)
+            assert all(value > 0 for value in curves["metric"] + curves["seconds"])
+            assert curves["initial_metric"] > 0
+            assert all(event.keys() == {"round", "client", "text"} for event in curves["events"])
+            assert ("gap" in curves) == (arm != "centralised")
+            if arm != "centralised":
+                assert len(curves["gap"]) == 4
+
+
+def test_arms_differ_and_did_what_they_are_called(whole: Path) -> None:
+    arms = {name: seeds["0"] for name, seeds in results(whole)["arms"].items()}
+    assert len({curves["metric"][-1] for curves in arms.values()}) == len(arms)
+    assert len({curves["initial_metric"] for curves in arms.values()}) == 1
+    assert arms["centralised"]["clients"] == [[0]] * 4
+    assert max(map(len, arms["foof"]["local_steps"])) <= 3
+    assert any("late: used" in event["text"] for event in arms["FIPA"]["events"])
+    assert any("dropped out" in event["text"] for event in arms["scaffold"]["events"])
+    assert all(rank == 5 for ranks in arms["FIPA"]["ranks"] for rank in ranks)
+    assert {"1", "2", "4"} == set(arms["FIPA"]["spectra"])  # not 3: neither the last nor worth it
+    assert arms["warm-up"]["rank"][:2] == [0, 0]
+    assert all(rank > 0 for rank in arms["warm-up"]["rank"][2:])
+    assert arms["warm-up"]["step"][2] <= 0.25
+
+
+def test_gap_is_the_distance_to_the_reference(tmp_path: Path) -> None:
+    text = TWO_ARMS.replace("rounds = 2", 'rounds = 2\nreference = "B"')
+    assert fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--quiet").code == 0
+    a, b = (np.fromfile(p).reshape(2, 13) for p in sorted((tmp_path / "run").glob("arms/*/*/thetas.bin")))
+    expected = [float(np.linalg.norm(a[k] - b[k]) / np.linalg.norm(b[k])) for k in range(2)]
+    assert results(tmp_path / "run")["arms"]["A"]["0"]["gap"] == pytest.approx(expected)
+    assert expected[0] > 0
+
+
+def test_files_of_a_run(whole: Path) -> None:
+    found = {path.name for path in whole.iterdir()}
+    assert {"run.json", "results.json", "views.json", "report.html", "figures", "arms"} <= found
+    assert not list(whole.rglob("*.part"))
+    assert any((whole / "figures").iterdir())
+    view = json.loads((whole / "views.json").read_text())["curves"]
+    assert len(view["x"]) == len(view["target"]) == 16
+    assert view["regions"] == [0.0, 0.2, 0.5, 0.7, 1.0]
+    assert {name: len(fit) for name, fit in view["arms"].items()} == dict.fromkeys(results(whole)["arms"], 16)
+
+
+def test_run_json_is_the_whole_experiment(experiment: Path, whole: Path) -> None:
+    content = json.loads((whole / "run.json").read_text())
+    assert content["name"] == "e"
+    assert content["command"].startswith(f"fipa run {experiment} --out ")
+    assert dump(validate(content["config"])) == content["config"] == results(whole)["config"]
+    assert Run.open(whole).experiment == validate(content["config"])
+
+
+def test_new_finds_a_wrong_problem_before_anything_is_written(tmp_path: Path) -> None:
+    experiment = load(str(write(tmp_path, ONE_ARM)), ["problem.edges=[1.0, 0.0]"])[1]
+    with pytest.raises(FipaError, match="edges"):
+        Run.new(tmp_path / "run", "e", "", experiment)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fresh_directories_do_not_exist(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        directory = fresh_directory(tmp_path, "e")
+        directory.mkdir()
+        names.append(directory.name)
+    assert names == ["e", "e-2", "e-3"]
+
+
+def test_late_answers_of_one_stage_do_not_break_the_next(tmp_path: Path) -> None:
+    """FedAvg's clients send no sketch, and some answer only when FIPA's stage has begun."""
+    text = (
+        ONE_ARM.replace("rounds = 2", "rounds = 6")
+        + """
+faults = { late = 0.5, max_delay = 3 }
+stages = [{ rounds = 3 }, { rule = { name = "completed-fipa", damping = 0.1 } }]
+"""
+    )
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    curves = results(tmp_path / "run")["arms"]["A"]["0"]
+    assert any(event["round"] <= 3 and "rounds late" in event["text"] for event in curves["events"])
+    assert len(curves["metric"]) == 6
+
+
+# --- divergence ---
+
+DIVERGES = TWO_ARMS.replace("rounds = 2", "rounds = 4").replace("lr = 0.1, steps = 2", "lr = 1e30, steps = 2")
+
+
+def test_a_diverged_arm_is_recorded_and_the_others_run(tmp_path: Path) -> None:
+    done = fipa("run", write(tmp_path, DIVERGES), "--out", tmp_path / "run")
+    assert done.code == 3
+    assert "diverged" in done.err
+    arms = results(tmp_path / "run")["arms"]
+    bad, good = arms["A"]["0"], arms["B"]["0"]
+    assert (bad["status"], good["status"]) == ("diverged", "finished")
+    last = len(bad["metric"])
+    assert last <= 4
+    assert bad["metric"][-1] is None
+    assert all(value is not None for value in bad["metric"][:-1])
+    (event,) = (e for e in bad["events"] if "diverged" in e["text"])
+    assert event["round"] == last
+    assert len(good["metric"]) == 4
+    assert {len(bad[key]) for key in PER_ROUND} == {last}
+    before = numbers(tmp_path / "run")
+    assert fipa("resume", tmp_path / "run", "--quiet").code == 3
+    assert numbers(tmp_path / "run") == before
+
+
+def test_divergence_in_the_first_round_leaves_the_initial_model(tmp_path: Path) -> None:
+    text = DIVERGES.replace("lr = 1e30, steps = 2", "lr = 1e160, steps = 1")
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run")
+    assert done.code == 3
+    curves = results(tmp_path / "run")["arms"]
+    assert curves["A"]["0"]["metric"] == [None]
+    assert curves["A"]["0"]["initial_metric"] == curves["B"]["0"]["initial_metric"]
+    assert any(line.startswith("A, seed 0: diverged") for line in done.out.splitlines())
+    fits = json.loads((tmp_path / "run" / "views.json").read_text())["curves"]["arms"]
+    assert None not in fits["A"]
+
+
+def test_curvature_that_overflows_is_divergence_too(tmp_path: Path) -> None:
+    """Finite parameters whose sketch is not: the arm has diverged, the rest goes on."""
+    text = DIVERGES.replace('rule = { name = "fedavg" }', 'rule = { name = "completed-fipa" }\nstep_control = false')
+    file = write(tmp_path, text.replace("lr = 1e30, steps = 2", "lr = 1e150, steps = 1"))
+    done = fipa("run", file, "--out", tmp_path / "run", "--quiet")
+    assert done.code in (0, 3), done.err
+    assert results(tmp_path / "run")["arms"]["B"]["0"]["status"] == "finished"

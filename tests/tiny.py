@@ -1,0 +1,160 @@
+"""Experiments that take milliseconds, and ways to run them: in this process, or as the command that users type."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fipa.cli import entry
+
+SMALL = ["--set", "problem.samples=20", "--set", "problem.hidden=[4]"]
+
+PROBLEM = """\
+[problem]
+name = "sine"
+samples = 20
+hidden = [4]
+grid = 16
+"""
+
+ONE_ARM = f"""\
+rounds = 2
+{PROBLEM}
+[[arms]]
+name = "A"
+rule = {{ name = "fedavg" }}
+local = {{ name = "sgd", lr = 0.1, steps = 2 }}
+"""
+
+TWO_ARMS = f"""\
+{ONE_ARM}
+[[arms]]
+name = "B"
+rule = {{ name = "fipa" }}
+local = {{ name = "gauss-newton" }}
+"""
+
+OWN_PROBLEM = """\
+import torch
+
+import fipa
+
+
+def misfit(model, x, y):
+    return model(x)[:, 0] - y
+
+
+def problem(seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = fipa.models.mlp([1, 4, 1], generator=generator)
+    x = torch.rand(2, 10, 1, generator=generator, dtype=torch.float64)
+    clients = [fipa.Residual(misfit, part, part[:, 0] ** 2) for part in x]
+    return fipa.Problem(model, clients, lambda model: misfit(model, x[0], x[0, :, 0] ** 2).square().mean())
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+def fipa(*arguments: object) -> Done:
+    """The command, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["fipa", *map(str, arguments)]
+    with (
+        mock.patch.object(sys, "argv", argv),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
+        entry()
+    return Done(int(stop.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def write(directory: Path, text: str, name: str = "e.toml") -> Path:
+    path = directory / name
+    path.write_text(text, "utf-8")
+    return path
+
+
+def results(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "results.json").read_text("utf-8"))
+
+
+def numbers(directory: Path) -> dict[str, Any]:
+    """All of a run's results that must not depend on when, where and how it was run."""
+    content = results(directory)
+    for key in ("command", "machine", "config"):
+        del content[key]
+    for seeds in content["arms"].values():
+        for curves in seeds.values():
+            del curves["seconds"]
+    return content
+
+
+# --- real processes ---
+
+
+@contextmanager
+def process(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, of which nothing is left in the end."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    running = subprocess.Popen(
+        [sys.executable, "-c", "from fipa.cli import entry; entry()", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options,
+    )  # fmt: skip
+    try:
+        yield running
+    finally:
+        if group(running.pid):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
+def group(leader: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for entry_ in Path("/proc").iterdir():
+        if entry_.name.isdigit():
+            try:
+                state, _, pgrp = (entry_ / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:  # it has just ended
+                continue
+            if int(pgrp) == leader and state != "Z":
+                found.append(int(entry_.name))
+    return found
+
+
+def rounds_on_disk(directory: Path) -> int:
+    return sum(path.read_text("utf-8").count("\n") for path in directory.glob("arms/*/*/history.jsonl"))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.005)
+
+
+def wait_for_rounds(running: subprocess.Popen[str], directory: Path, rounds: int) -> None:
+    """Until a run has come that far."""
+    wait_until(lambda: rounds_on_disk(directory) >= rounds or running.poll() is not None)
+    assert running.poll() is None, running.communicate()
