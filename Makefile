@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready-
+SUDO   := $(shell command -v sudo)
 
-.PHONY: help demo test bench lint format clean
+.PHONY: help demo test bench browser lint format clean
 help:            ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
 
@@ -15,13 +16,19 @@ $(READY)%: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under a minute
-	$(BIN)/python -m fipa.demo
+	$(BIN)/fipa run demo --out runs/demo --force
 
-test: lint            ## all tests, lint and types
+test: lint browser    ## all tests, lint and types
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json
 	$(BIN)/python -m bench
+
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	  echo "installing chromium for the tests of the report page ..."; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; \
+	} || { echo "the tests of the report page need chromium and chromedriver: install them first"; exit 1; }
 
 lint: $(READY)dev     ## ruff and mypy only
 	$(BIN)/ruff check .

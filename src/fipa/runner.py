@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import platform
@@ -88,7 +89,7 @@ class Run:
         """Delete what a run writes, and nothing that others have put beside it."""
         for name in ("arms", "figures", "tensorboard"):
             shutil.rmtree(self.directory / name, ignore_errors=True)
-        for name in ("run.json", "results.json", "views.json", "report.html"):
+        for name in ("run.json", "results.json", "views.json", "summary.csv", "report.html"):
             (self.directory / name).unlink(missing_ok=True)
 
     def folder(self, arm: str, seed: int) -> RunFolder:
@@ -141,10 +142,28 @@ class Run:
             folder.save(replace(last, round_number=last.round_number + 1), _divergence(last, initial, error), status)
         watcher.end(arm.name, seed, status)
 
+    def write_summary(self, results: dict[str, Any]) -> None:
+        """A line per arm and seed in summary.csv: small enough to keep with a paper."""
+        with (self.directory / "summary.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["arm", "seed", "status", "rounds", "last", "best", "seconds", "uplink_bytes", "mean_rank"])
+            for arm, seeds in results["arms"].items():
+                for seed, run in seeds.items():
+                    known = [value for value in run["metric"] if value is not None]
+                    best = (min if results["metric"]["goal"] == "min" else max)(known, default=math.nan)
+                    rounds = len(run["metric"])
+                    totals = [
+                        f"{sum(run['seconds']):.1f}",
+                        sum(run["uplink_bytes"]),
+                        f"{sum(run['rank']) / rounds:.1f}",
+                    ]
+                    writer.writerow([arm, seed, run["status"], rounds, run["metric"][-1], best, *totals])
+
     def write_results(self, problem: Problem | None = None) -> dict[str, Any]:
         """Put all that is on disk into results.json."""
         results = self.results(problem or self.experiment.factory()(self.experiment.seeds[0]))
         write_json(self.directory / "results.json", results)
+        self.write_summary(results)
         return results
 
     def results(self, problem: Problem) -> dict[str, Any]:

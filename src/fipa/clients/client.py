@@ -69,9 +69,7 @@ def pooled(clients: Sequence[Client]) -> Client:
     total = sum(client.num_examples for client in clients)
     if clients[0].loss != "least_squares":
         if len({client.num_examples / len(client.data[0]) for client in clients}) > 1:
-            raise FipaError(
-                "clients whose num_examples differ from their data cannot be pooled: use fipa.Residual weights"
-            )
+            raise FipaError("num_examples that are not the data's cannot be pooled: give fipa.Residual weights instead")
         xs, ys = zip(*(client.data for client in clients), strict=True)
         return Client((torch.cat(xs), torch.cat(ys)), clients[0].loss, total)
     residuals = [

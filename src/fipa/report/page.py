@@ -166,7 +166,8 @@ def _details(some: set[str], data: dict[str, Any], level: int) -> list[str]:
         note = f"{one_seed} A cross marks a round whose step was rejected."
         blocks.append(markup.frame(level, "Step control", "steering", controls=arm_menu, note=note))
     if "gap" in some:
-        note = "Distance of the parameters to those of the reference, median over the seeds; dotted: the nearest c/K."
+        note = "Distance of the parameters to the reference's, relative to their norm, median over the seeds; "
+        note += "dotted: the nearest c/K."
         blocks.append(markup.frame(level, "Gap to the reference trajectory", "gap", note=note))
     for index, view in enumerate(data["views"]):
         if "curves" in view:

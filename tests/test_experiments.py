@@ -1,0 +1,68 @@
+"""What the shipped experiments promise, on one seed and as short as it can be; the rest is `fipa run`."""
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+from fipa.config.load import load
+from fipa.runner import Run
+
+ROOT = Path(__file__).parent.parent
+
+
+class Nobody:
+    def begin(self, *_): ...
+    def round(self, *_): ...
+    def end(self, *_): ...
+
+
+def curves(tmp_path, name, arms, *overrides):
+    experiment = load(name, overrides)[1]
+    chosen = tuple(arm for arm in experiment.arms if arm.name in arms)
+    left = {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}
+    run = Run.new(tmp_path, name, "", experiment.model_copy(update={"arms": chosen, **left}))
+    run.start()
+    return {arm: seeds["0"] for arm, seeds in run.execute(Nobody())["arms"].items()}
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("fit-sin2", 40), ("fit-sin4", 60)])
+def test_controlled_fipa_reaches_1e_5(tmp_path, name, rounds):
+    arm = "FIPA controlled, low rank"
+    curve = curves(tmp_path, name, [arm], f"arms.{arm}.rounds={rounds}", f"rounds={rounds}")[arm]
+    assert curve["metric"][-1] <= 1e-5
+    assert curve["loss"] == sorted(curve["loss"], reverse=True)  # it never lets the clients' loss rise
+
+
+def test_exact_local_solves_follow_centralised_gauss_newton(tmp_path):
+    arms = ["centralised GN", "FIPA, exact local solves"]
+    both = curves(tmp_path, "fit-gauss-newton", arms, "arms.*.rounds=20")
+    assert max(both["FIPA, exact local solves"]["gap"]) < 1e-6
+    assert len(both["FIPA, exact local solves"]["gap"]) == 20
+
+
+def test_demo_arms_spend_the_same_local_work():
+    arms = {arm.name: arm for arm in load("demo")[1].arms}
+    assert len(arms) == 5
+    work = {(arm.rounds or 30) * arm.local.steps for arm in arms.values() if arm.local.name == "adam"}
+    assert work == {6000}
+
+
+def test_the_example_of_a_users_own_problem(tmp_path):
+    out = tmp_path / "out"
+    done = tiny.fipa("run", str(ROOT / "examples/own_problem.py"), "--out", str(out), "--json", "--rounds", "15")
+    assert done.code == 0
+    metric = tiny.results(out)["arms"]["FIPA, Gauss-Newton clients"]["0"]["metric"]
+    assert metric[-1] < 1e-3 * metric[0]
+    assert (out / "report.html").exists()
+
+
+def test_the_documented_toml_runs(tmp_path):
+    page = (ROOT / "docs/experiments.md").read_text()
+    text = page.split("```toml\n")[1].split("```")[0]
+    (tmp_path / "own_problem.py").write_text((ROOT / "examples/own_problem.py").read_text())
+    (tmp_path / "mine.toml").write_text(text)
+    done = tiny.fipa("run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out"), "--quiet", "--rounds", "12")
+    assert done.code == 0
+    clients = tiny.results(tmp_path / "out")["arms"]["warm-up, then FIPA"]["0"]["clients"]
+    assert max(map(len, clients[:1])) <= 2
