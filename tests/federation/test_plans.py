@@ -51,12 +51,6 @@ def test_a_rank_above_what_data_support_is_no_news() -> None:
         SketchPlan(rank=0).compute(problem.model, LAYOUT, problem.clients[1], 0)
 
 
-def test_another_rank_replaces_the_plans() -> None:
-    problem = lines(0)
-    assert SketchPlan(rank=2).compute(problem.model, LAYOUT, problem.clients[1], 0, rank=1).rank == 1
-    assert SketchPlan(rank=1).compute(problem.model, LAYOUT, problem.clients[1], 0, rank=None).rank == 2
-
-
 # --- adaptive rank: t = C / (k (|g_m| + |g|)) ---
 
 

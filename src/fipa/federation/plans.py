@@ -31,9 +31,9 @@ class SketchPlan:
     max_examples: int | None = None
     sampled_labels: int | None = None
 
-    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int, rank: Rank | str = "plan") -> Sketch:
-        """The client's sketch at the model's present parameters; `rank` replaces the plan's."""
-        wanted = self.rank if isinstance(rank, str) else rank
+    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> Sketch:
+        """The client's sketch at the model's present parameters."""
+        wanted = self.rank
         if isinstance(wanted, int):  # data may support less, which is no news in a round; the record shows the rank
             wanted = RelativeThreshold(0.0, max_rank=wanted)
         return sketch(

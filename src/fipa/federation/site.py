@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -155,16 +155,15 @@ class Site:
         return plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed)
 
     def _sketch(self, client: int, order: Order, norm: float | None, notes: list[str]) -> Sketch:
-        assert isinstance(order.plan, SketchPlan)
-        if order.adaptive_rank is None:
-            return self._compute(order.plan, client, order.round_number)
-        assert norm is not None
-        assert order.gradient_norm is not None
-        rank, note = order.adaptive_rank.choose(order.round_number, norm, order.gradient_norm)
-        if note:
-            notes.append(note)
-        seed = seed_for(self.seed, "sketch", order.round_number, client)
-        return order.plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed, rank)
+        plan = order.plan
+        assert isinstance(plan, SketchPlan)
+        if order.adaptive_rank is not None:
+            assert norm is not None
+            assert order.gradient_norm is not None
+            rank, note = order.adaptive_rank.choose(order.round_number, norm, order.gradient_norm)
+            plan = replace(plan, rank=rank)
+            notes += [note] if note else []
+        return self._compute(plan, client, order.round_number)
 
     def _curvature(self, client: int, order: Order, delta: Tensor) -> CurvatureSummary | None:
         """What is not an eigen-sketch, taken after training but at the broadcast model."""
