@@ -22,7 +22,7 @@ try:
     from fipa.report.data import summary
     from fipa.report.figures import write_figures
     from fipa.report.page import write_page
-    from fipa.runner import Run, fresh_directory
+    from fipa.runner import Run, fresh_directory, remove
 except ImportError as error:
     sys.exit(f"the command line needs {error.name}: pip install 'fipa[cli]'")
 
@@ -81,7 +81,7 @@ def list_experiments(as_json: Json = False) -> None:
     table = Table("experiment", "what", "arms", "rounds", "seeds", box=None, pad_edge=False)
     for name, experiment in entries:
         seeds = ", ".join(map(str, experiment.seeds))
-        table.add_row(name, escape(experiment.title), str(len(experiment.arms)), str(experiment.rounds), seeds)
+        table.add_row(name, escape(experiment.title), str(len(experiment.arms)), _range(experiment), seeds)
     out.print(table)
 
 
@@ -116,7 +116,7 @@ def run(
     if (directory / "run.json").exists():
         if not force:
             raise FipaError(f"{directory} already holds a run: `fipa resume {directory}`, another --out, or --force")
-        Run.open(directory).remove()
+        remove(directory)
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
     job.start()
@@ -145,7 +145,8 @@ def report(
         if (directory / "run.json").exists():  # a run that was killed has not written its results
             Run.open(directory).write_results()
         write_figures(directory, directory / "figures")
-    written = write_page(directories, page or directories[0] / "report.html")
+    alone = directories[0] / "report.html" if len(directories) == 1 else Path("report.html")
+    written = write_page(directories, page or alone)
     if not quiet:
         out.print(f"report [bold]{escape(str(written))}[/]", soft_wrap=True)
 
@@ -176,6 +177,11 @@ def _experiment(
         left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}  # type: ignore[misc]
         experiment = experiment.model_copy(update=left)
     return label, experiment
+
+
+def _range(experiment: Experiment) -> str:
+    rounds = {arm.rounds or experiment.rounds for arm in experiment.arms}
+    return f"{min(rounds)} to {max(rounds)}" if len(rounds) > 1 else str(*rounds)
 
 
 def _seeds(text: str) -> list[int]:
@@ -225,7 +231,9 @@ def _print_table(results: dict[str, Any]) -> None:
         "arm", "rounds", f"{results['metric']['name']}, last round", "seconds", "MiB up", box=None, pad_edge=False
     )
     for s in summary(results):
-        metric = f"{s.final_median:.2e} [{s.final_min:.1e}, {s.final_max:.1e}]"
+        metric = f"{s.final_median:.2e}"
+        if len(s.seeds) > 1:
+            metric += f" [{s.final_min:.1e}, {s.final_max:.1e}]"
         table.add_row(escape(s.arm), str(s.rounds), metric, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
     out.print(table)
 

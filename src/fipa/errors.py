@@ -18,6 +18,10 @@ class SketchError(FipaError):
     """A curvature cannot be computed from, or stored as, what was given."""
 
 
+class NotFinite(SketchError):  # noqa: N818
+    """A curvature holds NaN or infinity."""
+
+
 class UpdateError(FipaError):
     """A client's update cannot be aggregated."""
 

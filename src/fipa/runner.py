@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import hashlib
 import json
 import math
 import platform
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +71,7 @@ class Run:
         """Write down what is to be run."""
         self.directory.mkdir(parents=True, exist_ok=True)
         content = {"format": FORMAT, "name": self.name, "command": self.command, "config": dump(self.experiment)}
+        content["sources"] = self._sources()
         write_json(self.directory / "run.json", content)
 
     @classmethod
@@ -83,14 +87,18 @@ class Run:
             raise FipaError(f"{path} is not a run of ours: it names no format") from error
         if found != FORMAT:
             raise FipaError(f"{path} has format {found!r}, this version reads {FORMAT!r}")
-        return cls(directory, content["name"], content["command"], validate(content["config"], str(path)))
+        run = cls(directory, content["name"], content["command"], validate(content["config"], str(path)))
+        for file, digest in content.get("sources", {}).items():
+            if run._sources().get(file) != digest:
+                raise FipaError(f"{file} has changed since this run began: put it back, or start a new run")
+        return run
 
-    def remove(self) -> None:
-        """Delete what a run writes, and nothing that others have put beside it."""
-        for name in ("arms", "figures", "tensorboard"):
-            shutil.rmtree(self.directory / name, ignore_errors=True)
-        for name in ("run.json", "results.json", "views.json", "summary.csv", "report.html"):
-            (self.directory / name).unlink(missing_ok=True)
+    def _sources(self) -> dict[str, str]:
+        """What the run depends on besides its settings: the user's own file, by its digest."""
+        file = getattr(self.experiment.problem, "file", None)
+        if file is None or not Path(file).is_file():
+            return {}
+        return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest()}
 
     def folder(self, arm: str, seed: int) -> RunFolder:
         """Where an arm's rounds on a seed are kept."""
@@ -102,7 +110,7 @@ class Run:
     def execute(self, watcher: Watcher) -> dict[str, Any]:
         """Run what is left to run; write and return the results."""
         engine = self.experiment.engine
-        with Executor(self.experiment.factory(), engine.workers, engine.threads) as executor:
+        with self._lock(), Executor(self.experiment.factory(), engine.workers, engine.threads) as executor:
             problem = executor.site(self.experiment.seeds[0], False).problem
             try:
                 for arm, seed in self._pairs(problem):
@@ -111,6 +119,16 @@ class Run:
                 results = self.write_results(problem)
             self._write_views(executor)
         return results
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Two processes in one directory would spoil it. The system drops the lock of a process that dies."""
+        with (self.directory / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FipaError(f"{self.directory} is being run by another process") from error
+            yield
 
     def _pairs(self, problem: Problem) -> Iterator[tuple[Arm, int]]:
         for arm in self.experiment.build(problem.least_squares):
@@ -121,7 +139,7 @@ class Run:
         folder = self.folder(arm.name, seed)
         federation = Federation(arm, seed, executor)
         start, status = federation.start(), "running"
-        saved = folder.load()
+        saved = folder.load(repair=True)
         if saved is not None:
             start, _, status = saved
         watcher.begin(arm.name, seed, start.round_number, arm.rounds)
@@ -205,25 +223,18 @@ class Run:
         curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
         reference = self.experiment.reference
         if reference is not None and arm != reference:
-            curves["gap"] = self._gap(arm, reference, seed, state.theta.dtype)
+            curves["gap"] = self._gap(arm, reference, seed, state.theta)
         return curves
 
-    def _gap(self, arm: str, reference: str, seed: int, dtype: torch.dtype) -> list[float]:
+    def _gap(self, arm: str, reference: str, seed: int, like: Tensor) -> list[float]:
         """Distance of the parameters to the reference's, round by round, relative to the latter's norm."""
-        kind = torch.zeros((), dtype=dtype).numpy().dtype
         paths = [self.folder(name, seed).thetas for name in (arm, reference)]
         if not all(path.exists() for path in paths):
             return []
-        size = self._theta(arm, seed).numel()
-        own, other = (np.fromfile(path, kind).reshape(-1, size) for path in paths)
-        rounds = min(len(own), len(other))
-        own, other = own[:rounds], other[:rounds]
+        own, other = (np.fromfile(path, like.numpy().dtype) for path in paths)
+        rounds = min(len(own), len(other)) // like.numel()
+        own, other = (numbers[: rounds * like.numel()].reshape(rounds, -1) for numbers in (own, other))
         return (np.linalg.norm(own - other, axis=1) / np.linalg.norm(other, axis=1)).tolist()
-
-    def _theta(self, arm: str, seed: int) -> Tensor:
-        saved = self.folder(arm, seed).load()
-        assert saved is not None
-        return saved[0].theta
 
     def _write_views(self, executor: Executor) -> None:
         """Pictures of the final models on the first seed."""
@@ -280,6 +291,20 @@ def _version() -> str:
     from fipa import __version__
 
     return __version__
+
+
+def remove(directory: Path) -> None:
+    """Delete what a run writes, and nothing that others have put beside it."""
+    try:
+        ours = str(json.loads((directory / "run.json").read_text("utf-8"))["format"]).startswith("fipa-results")
+    except (ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise FipaError(f"{directory / 'run.json'} is not a run of ours: choose another --out")
+    for name in ("arms", "figures", "tensorboard"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name in ("run.json", "results.json", "views.json", "summary.csv", "report.html", ".lock"):
+        (directory / name).unlink(missing_ok=True)
 
 
 def fresh_directory(parent: Path, name: str) -> Path:

@@ -73,7 +73,10 @@ class Objective:
             return total
         ((x, y),) = terms
         if self._client.loss == "mse":
-            return 0.5 * (model(x) - y).square().sum() / len(y)
+            z = model(x)
+            if z.shape != y.shape:
+                raise FipaError(f"the model returns {tuple(z.shape)} for targets y of {tuple(y.shape)}: reshape y")
+            return 0.5 * (z - y).square().sum() / len(y)
         return cross_entropy(model(x), y)
 
 

@@ -212,6 +212,17 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
         raise ValueError("adaptive_steps needs sketch.adaptive, whose gradients it uses")
     if stage.damping_decay is not None and not hasattr(rule, "damping"):
         raise ValueError(f"damping_decay: {rule.name} has no damping")
+    if stage.damping_decay is not None and stage.step_control is not False:
+        raise ValueError("damping_decay needs step_control = false: the control chooses the damping itself")
+    local: Any = stage.local
+    if local.name == "gauss-newton" and (stage.adaptive_steps or stage.lr_scale is not None):
+        raise ValueError("gauss-newton clients take one step, without a learning rate: no adaptive_steps, no lr_scale")
+    if stage.sketch is not None and stage.sketch.width is not None and not isinstance(plan, AdditivePlan):
+        raise ValueError(f"sketch.width is for additive-fipa, not for {rule.name}")
+    plain = SketchSpec(width=sketch.width)
+    ignored = [name for name in SketchSpec.model_fields if getattr(sketch, name) != getattr(plain, name)]
+    if isinstance(plan, AdditivePlan) and ignored:
+        raise ValueError(f"additive-fipa takes sketch.width only, not {', '.join(ignored)}")
     if isinstance(plan, AdditivePlan) and (
         arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late)
     ):

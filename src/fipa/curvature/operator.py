@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fipa.curvature.functional import Params
 from fipa.curvature.terms import Term
-from fipa.errors import SketchError
+from fipa.errors import NotFinite, SketchError
 from fipa.layout import Layout
 
 Eigenpairs = tuple[Tensor, Tensor]  # eigenvectors (p x r), eigenvalues (r)
@@ -76,7 +76,7 @@ def explain_failure(what: str, other: str, plain: Callable[[], Any]) -> Iterator
 def check_finite(result: Tensor) -> None:
     """Raise a `SketchError` if a curvature, or a product with it, holds NaN or infinity."""
     if not bool(result.isfinite().all()):
-        raise SketchError(
+        raise NotFinite(
             "the curvature is not finite: look for NaN or infinity in the parameters and in the data, "
             "or for outputs that overflow (dtype=torch.float64 helps there)"
         )

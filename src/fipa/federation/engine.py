@@ -83,6 +83,8 @@ class Federation:
         self._executor = executor
         self.site = executor.site(seed, arm.centralised)
         self.num_examples = [client.num_examples for client in self.site.clients]
+        first = arm.participation.select(self.num_examples, seed, 1)
+        executor.prepare(seed, arm.centralised, self.site.groups(first, arm.group), self.site.initial)
 
     def start(self) -> State:
         """Before the first round."""
@@ -111,7 +113,7 @@ class Federation:
             if delay is None:
                 events.append(_event(k, client, "dropped out"))
         answering = [client for client in asked if delays[client] is not None]
-        order, uplink, downlink = self._order(state, stage, k, answering)
+        order, uplink, downlink = self._order(state, stage, k, asked, answering)
         groups = self.site.groups(answering, self.arm.group)
         replies = self._executor.work(self.seed, self.arm.centralised, groups, order) if answering else []
         for reply in replies:
@@ -119,7 +121,7 @@ class Federation:
         uplink += sum(reply.nbytes for reply in replies)
 
         in_time = [reply for reply in replies if delays[_id(reply)] == 0]
-        updates, late = self._arrivals(state.late, in_time, replies, delays, k, events)
+        updates, late = self._arrivals(state.late, in_time, replies, delays, k, stage.control is not None, events)
         theta, rule_state, value = state.theta, state.rule_state, state.control_value
         record: dict[str, Any] = {"trials": 0, "accepted": False, "damping": None, "step": None}
         diagnostics: Diagnostics | None = None
@@ -139,10 +141,10 @@ class Federation:
         record |= {
             "round": k,
             "metric": self.site.problem.evaluate(theta),
-            "loss": _mean_loss(in_time),
+            "loss": self._mean(in_time, [reply.loss for reply in in_time]),
             "seconds": seconds,
-            "uplink_bytes": uplink,
-            "downlink_bytes": downlink,
+            "uplink_bytes": 0 if self.arm.centralised else uplink,
+            "downlink_bytes": 0 if self.arm.centralised else downlink,
             "rank": sum(ranks) / len(ranks) if ranks else 0.0,
             "ranks": ranks,
             "local_steps": [reply.local_steps for reply in in_time],
@@ -157,13 +159,15 @@ class Federation:
         }
         return state, record
 
-    def _order(self, state: State, stage: Stage, k: int, clients: Sequence[int]) -> tuple[Order, int, int]:
-        """What to broadcast, and the bytes that it costs beforehand."""
+    def _order(
+        self, state: State, stage: Stage, k: int, asked: Sequence[int], clients: Sequence[int]
+    ) -> tuple[Order, int, int]:
+        """What to broadcast to those asked, and the bytes up and down until the clients that answer start."""
         order = Order(
             k, state.theta, stage.local, stage.lr_scale, stage.plan, stage.adaptive_rank, stage.adaptive_steps
         )
         size = state.theta.numel() * state.theta.element_size()
-        uplink, downlink = 0, size * len(clients)
+        uplink, downlink = 0, size * len(asked)
         if isinstance(stage.local, Scaffold):
             order = replace(order, variates=state.variates)
             downlink *= 2
@@ -181,35 +185,39 @@ class Federation:
         replies: Sequence[Reply],
         delays: dict[int, int | None],
         k: int,
+        judged: bool,
         events: list[dict[str, Any]],
     ) -> tuple[list[ClientUpdate], tuple[Late, ...]]:
-        """The updates of this round, late ones of earlier rounds included, and those that are still to come."""
+        """The updates of this round, late ones of earlier rounds included, and those that are still to come.
+
+        Where steps are judged and nobody is there to do so, late answers wait for the next round.
+        """
         faults = self.arm.faults
         alike = self.arm.participation.kind == "weighted"
         updates = [replace(reply.update, weight=1.0) if alike else reply.update for reply in in_time]
         present = {update.client_id for update in updates}
-        for late in sorted(waiting, key=lambda late: -late.sent):
-            if late.arrives != k:
+        arriving = sorted((late for late in waiting if late.arrives == k), key=lambda late: -late.sent)
+        still = [late for late in waiting if late.arrives > k]
+        if judged and not in_time and arriving:
+            events.append(_event(k, None, "nobody answered in time to judge a step: late answers wait"))
+            still += [replace(late, arrives=k + 1) for late in arriving]
+            arriving = []
+        for late in arriving:
+            client, age = late.update.client_id, k - late.sent
+            if client in present:
+                events.append(_event(k, client, f"late by {age}: a fresher answer is there, not used"))
                 continue
-            age = k - late.sent
-            if late.update.client_id in present:
-                events.append(
-                    _event(k, late.update.client_id, f"{age} rounds late: a fresher answer is there, not used")
-                )
-                continue
-            present.add(late.update.client_id)
+            present.add(client)
             weight = (1.0 if alike else late.update.num_examples) * faults.discount**age
             updates.append(replace(late.update, weight=weight))
-            events.append(
-                _event(k, late.update.client_id, f"{age} rounds late: used with weight x {faults.discount**age:g}")
-            )
-        still = [late for late in waiting if late.arrives > k]
+            events.append(_event(k, client, f"late by {age}: used with weight x {faults.discount**age:g}"))
         for reply in replies:
             delay = delays[_id(reply)]
             if delay:
+                fate = "" if faults.use_late else ": not used"
+                events.append(_event(k, _id(reply), f"will be late by {delay}{fate}"))
                 if faults.use_late:
                     still.append(Late(reply.update, k, k + delay))
-                events.append(_event(k, _id(reply), f"{delay} rounds late" + ("" if faults.use_late else ": not used")))
         return updates, tuple(still)
 
     def _step(
@@ -229,7 +237,7 @@ class Federation:
         def propose(rule: Rule) -> Result[Tensor]:
             return aggregate(state.theta, updates, rule, state.rule_state)
 
-        if stage.control is None or not in_time:
+        if stage.control is None:
             record |= {
                 "trials": 1,
                 "accepted": True,
@@ -243,9 +251,10 @@ class Federation:
 
         def probe(theta: Tensor) -> float:
             losses = self._executor.losses(self.seed, self.arm.centralised, groups, theta)
-            return _weighted(losses, [reply.update.num_examples for reply in in_time])
+            return self._mean(in_time, losses)
 
-        trial = controlled(control, rule, value, _mean_loss(in_time), propose, probe)
+        loss = self._mean(in_time, [reply.loss for reply in in_time])
+        trial = controlled(control, rule, value, loss, propose, probe)
         name = control.parameter(rule)
         record |= {"damping": _setting(rule, "damping"), "step": _setting(rule, "step")}
         record["damping" if name == "damping" else "step"] = trial.used
@@ -253,6 +262,13 @@ class Federation:
         if trial.result is None:
             events.append(_event(k, None, f"no step of {trial.trials} lowered the clients' loss: rolled back"))
         return trial.result, trial.value
+
+    def _mean(self, replies: Sequence[Reply], losses: Sequence[float]) -> float:
+        """The clients' losses with the weights that they have in the aggregation."""
+        alike = self.arm.participation.kind == "weighted"
+        weights = [1 if alike else reply.update.num_examples for reply in replies]
+        total = math.fsum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+        return total / sum(weights) if replies else math.nan
 
     def _variates(self, old: dict[int, Tensor], in_time: Sequence[Reply]) -> dict[int, Tensor]:
         """SCAFFOLD's control variates after the round; the server's moves by the mean change over all clients."""
@@ -277,14 +293,3 @@ def _id(reply: Reply) -> int:
 def _setting(rule: Rule, name: str) -> float | None:
     value = getattr(rule, name, None)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _weighted(losses: Sequence[float], counts: Sequence[int]) -> float:
-    return math.fsum(loss * n for loss, n in zip(losses, counts, strict=True)) / sum(counts)
-
-
-def _mean_loss(replies: Sequence[Reply]) -> float:
-    """Of the clients that answered in time, at the broadcast model."""
-    if not replies:
-        return math.nan
-    return _weighted([reply.loss for reply in replies], [reply.update.num_examples for reply in replies])

@@ -43,6 +43,8 @@ class Executor:
         self._factory = factory
         self._threads = threads
         self._pool: ProcessPoolExecutor | None = None
+        self._workers = workers
+        self._threads_before = torch.get_num_threads()
         torch.set_num_threads(threads)
         if workers > 1:
             self._pool = ProcessPoolExecutor(
@@ -58,12 +60,18 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        torch.set_num_threads(self._threads_before)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def site(self, seed: int, centralised: bool) -> Site:
         """The clients as this process sees them."""
         return _site(self._factory, seed, centralised)
+
+    def prepare(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> None:
+        """Start workers and build their sites before a clock runs."""
+        for _ in range(2 * self._workers):  # more often than there are workers, so that each gets some
+            self._map("prepare", seed, centralised, groups, theta)
 
     def work(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
         """Training and curvature, group by group; answers in the order of the groups."""

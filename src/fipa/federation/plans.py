@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
 from fipa.curvature.rank import Rank, RelativeThreshold
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Sketch, Solver, sketch
-from fipa.errors import FipaError
+from fipa.errors import FipaError, RankWarning
 from fipa.layout import Layout
 
 
@@ -33,14 +34,13 @@ class SketchPlan:
 
     def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> Sketch:
         """The client's sketch at the model's present parameters."""
-        wanted = self.rank
-        if isinstance(wanted, int):  # data may support less, which is no news in a round; the record shows the rank
-            wanted = RelativeThreshold(0.0, max_rank=wanted)
-        return sketch(
-            model, client.data, client.loss, wanted, params=layout.names, route=self.route, solver=self.solver,
-            oversampling=self.oversampling, iterations=self.iterations, max_examples=self.max_examples,
-            sampled_labels=self.sampled_labels, seed=seed,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RankWarning)  # no news in a round: the record shows the rank
+            return sketch(
+                model, client.data, client.loss, self.rank, params=layout.names, route=self.route, solver=self.solver,
+                oversampling=self.oversampling, iterations=self.iterations, max_examples=self.max_examples,
+                sampled_labels=self.sampled_labels, seed=seed,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,23 @@ Plan = SketchPlan | AdditivePlan | DiagonalPlan | CovariancePlan
 class AdaptiveRank:
     r"""Paper's adaptive rank: keep $\lambda_i \ge t_m \lambda_1$, $t_m = C / (k (|g_m| + |g|))$ within [0, 0.99].
 
-    $g_m$ is the client's gradient at the broadcast model, $g = \sum_m g_m$, k the round.
+    $g_m$ is the client's gradient at the broadcast model, $g = \sum_m g_m$, k the round. Gradients are those of the
+    loss, a mean over the examples; with `sums` they are summed over the examples, as in the published code.
     """
 
     constant: float = 1.0
     max_rank: int | None = None
+    sums: bool = False
 
     def __post_init__(self) -> None:
         if not self.constant > 0 or (self.max_rank is not None and self.max_rank < 1):
             raise FipaError("adaptive rank: constant must be positive, max_rank at least 1")
 
-    def choose(self, round_number: int, own: float, total: float) -> tuple[RelativeThreshold, str | None]:
+    def choose(
+        self, round_number: int, own: float, total: float, examples: int = 1
+    ) -> tuple[RelativeThreshold, str | None]:
         """The threshold, and what had to be clamped."""
-        size = round_number * (own + total)
+        size = round_number * (own + total) * (examples if self.sums else 1)
         raw = self.constant / size if size > 0 else math.inf
         share = min(raw, 0.99)
         note = f"rank threshold {raw:.3g} clamped to 0.99" if share != raw else None
@@ -109,17 +113,22 @@ class AdaptiveSteps:
     r"""Paper's adaptive local steps: $\tau_m = \lceil \log(C / (k |g_m|)) / \log(1 - \eta \lambda_{min}) \rceil$.
 
     Clamped to [1, `most`]; $\lambda_{min}$ is the smallest eigenvalue that the sketch keeps, $\eta$ the learning rate.
+    With `sums`, gradient and eigenvalue are sums over the examples instead of means, as in the published code.
     """
 
     constant: float = 0.1
     most: int = 200
+    sums: bool = False
 
     def __post_init__(self) -> None:
         if not self.constant > 0 or self.most < 1:
             raise FipaError("adaptive steps: constant must be positive, most at least 1")
 
-    def choose(self, round_number: int, own: float, lr: float, smallest: float) -> tuple[int, str | None]:
+    def choose(
+        self, round_number: int, own: float, lr: float, smallest: float, examples: int = 1
+    ) -> tuple[int, str | None]:
         """The number of steps, and what had to be clamped."""
+        own, smallest = (value * (examples if self.sums else 1) for value in (own, smallest))
         wanted, shrink = self.constant / (round_number * own) if own > 0 else math.inf, 1 - lr * smallest
         if wanted >= 1:
             return 1, f"gradient norm {own:.3g} already within {self.constant:g} / k: 1 local step"

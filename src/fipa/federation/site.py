@@ -16,7 +16,7 @@ from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.curvature.additive import AdditiveStatistics
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvatureSummary
-from fipa.errors import Diverged
+from fipa.errors import Diverged, NotFinite
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for, seed_for
@@ -99,6 +99,14 @@ class Site:
         self.problem.model.eval()
         return self._stack(clients).gradients(theta.expand(len(clients), -1))
 
+    def prepare(self, clients: Sequence[int], theta: Tensor) -> None:
+        """Stack and trace what rounds will need, so that the first round takes no longer than the others."""
+        self.losses(clients, theta)
+        self.gradients(clients, theta)
+        self.problem.model.train()
+        self._stack(clients).gradients(theta.expand(len(clients), -1))
+        self.problem.model.eval()
+
     def work(self, clients: Sequence[int], order: Order) -> list[Reply]:
         """Local training and curvature of a group of clients."""
         losses = self.losses(clients, order.theta)
@@ -152,7 +160,10 @@ class Site:
 
     def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
         seed = seed_for(self.seed, "sketch", round_number, client)
-        return plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed)
+        try:
+            return plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed)
+        except (NotFinite, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+            raise Diverged(f"round {round_number}: no sketch of client {client}: {error}") from error
 
     def _sketch(self, client: int, order: Order, norm: float | None, notes: list[str]) -> Sketch:
         plan = order.plan
@@ -160,7 +171,9 @@ class Site:
         if order.adaptive_rank is not None:
             assert norm is not None
             assert order.gradient_norm is not None
-            rank, note = order.adaptive_rank.choose(order.round_number, norm, order.gradient_norm)
+            rank, note = order.adaptive_rank.choose(
+                order.round_number, norm, order.gradient_norm, self.clients[client].num_examples
+            )
             plan = replace(plan, rank=rank)
             notes += [note] if note else []
         return self._compute(plan, client, order.round_number)
@@ -192,7 +205,11 @@ class Site:
         for client, gradient in zip(clients, gradients, strict=True):
             smallest = float(sketches[client].eigenvalues[-1])
             count, note = order.adaptive_steps.choose(
-                order.round_number, float(gradient.norm()), self._lr(order, order.local), smallest
+                order.round_number,
+                float(gradient.norm()),
+                self._lr(order, order.local),
+                smallest,
+                self.clients[client].num_examples,
             )
             steps.append(count)
             if note:
@@ -217,9 +234,9 @@ class Site:
             )
         self.problem.model.eval()
         if correction is None:
-            return list(deltas), [None] * len(clients)
+            return [delta.clone() for delta in deltas], [None] * len(clients)  # each with its own memory, to be sent
         changes = [-server - delta / (count * lr) for delta, count in zip(deltas, steps, strict=True)]
-        return list(deltas), changes
+        return [delta.clone() for delta in deltas], changes
 
     @staticmethod
     def _lr(order: Order, rule: Descent) -> float:

@@ -36,7 +36,6 @@ class RunFolder:
     def __init__(self, path: Path, keep_thetas: bool = False) -> None:
         self.path = path
         self._keep_thetas = keep_thetas
-        path.mkdir(parents=True, exist_ok=True)
 
     @property
     def history(self) -> Path:
@@ -55,6 +54,7 @@ class RunFolder:
 
     def save(self, state: State, record: Mapping[str, Any], status: str) -> None:
         """Add a round."""
+        self.path.mkdir(parents=True, exist_ok=True)
         with self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(record)) + "\n")
         if self._keep_thetas:
@@ -65,11 +65,15 @@ class RunFolder:
         torch.save({"state": content, "status": status}, partial)
         os.replace(partial, self.checkpoint)
 
-    def load(self) -> tuple[State, list[dict[str, Any]], str] | None:
-        """State, history and status after the last complete round, or None if there is none."""
+    def load(self, repair: bool = False) -> tuple[State, list[dict[str, Any]], str] | None:
+        """State, history and status after the last complete round, or None if there is none.
+
+        `repair` cuts off what a killed run wrote after that: for the one who goes on, not for those who only read.
+        """
         if not self.checkpoint.exists():
-            self.history.unlink(missing_ok=True)
-            self.thetas.unlink(missing_ok=True)
+            if repair:
+                self.history.unlink(missing_ok=True)
+                self.thetas.unlink(missing_ok=True)
             return None
         try:
             with torch.serialization.safe_globals(_CLASSES):
@@ -83,8 +87,9 @@ class RunFolder:
                 f"{self.history} has {len(lines)} rounds, its checkpoint {state.round_number}: delete {self.path} to "
                 "run this arm anew"
             )
-        if len(lines) > state.round_number:
-            lines = lines[: state.round_number]
+        late = len(lines) > state.round_number
+        lines = lines[: state.round_number]
+        if late and repair:
             partial = self.history.with_suffix(".part")
             partial.write_text("".join(lines), "utf-8")
             os.replace(partial, self.history)
@@ -92,7 +97,8 @@ class RunFolder:
             size = state.round_number * state.theta.numel() * state.theta.element_size()
             if not self.thetas.exists() or self.thetas.stat().st_size < size:
                 raise FipaError(f"{self.thetas} is missing or too short: delete {self.path} to run this arm anew")
-            os.truncate(self.thetas, size)
+            if repair:
+                os.truncate(self.thetas, size)
         try:
             return state, [json.loads(line) for line in lines], content["status"]
         except json.JSONDecodeError as error:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
+from fipa.federation.randomness import seed_for
 from fipa.problems.fitting import mixture2d, sine
 
 
@@ -24,11 +29,16 @@ def python(seed: int, *, file: str) -> Problem:
     sys.modules[spec.name] = module  # dataclasses look for their module there
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # the file may import its neighbours
-    spec.loader.exec_module(module)
-    make = getattr(module, "problem", None)
-    if not callable(make):
-        raise FipaError(f"{file} must define a function problem(seed) that returns a fipa.Problem")
-    made = make(seed)
+    common = seed_for(seed, "problem")
+    with torch.random.fork_rng(devices=[]):  # whatever the file draws from is the same in every process
+        torch.manual_seed(common)
+        random.seed(common)
+        np.random.seed(common % 2**32)
+        spec.loader.exec_module(module)
+        make = getattr(module, "problem", None)
+        if not callable(make):
+            raise FipaError(f"{file} must define a function problem(seed) that returns a fipa.Problem")
+        made = make(seed)
     if not isinstance(made, Problem):
         raise FipaError(f"{file}: problem(seed) must return a fipa.Problem, got {type(made).__name__}")
     return made
