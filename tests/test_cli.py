@@ -91,7 +91,7 @@ def test_options_change_the_experiment(tmp_path: Path, two: Path) -> None:
 
 
 def test_rounds_are_for_every_arm_and_cut_stages(tmp_path: Path) -> None:
-    text = TWO_ARMS + "rounds = 7\nstages = [{ rounds = 2 }, { lr_scale = 0.5 }]\n"
+    text = TWO_ARMS + "rounds = 7\nstages = [{ rounds = 2 }, { step_control = false }]\n"
     assert fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--quiet", "--rounds", 3).code == 0
     content = results(tmp_path / "run")
     assert {arm: len(seeds["0"]["metric"]) for arm, seeds in content["arms"].items()} == {"A": 3, "B": 3}

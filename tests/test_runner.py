@@ -199,6 +199,7 @@ def test_resumes_from_every_point_of_a_save(
         if state.round_number < round_number:
             save(self, state, record, status)
             return
+        self.path.mkdir(parents=True, exist_ok=True)
         with self.history.open("a") as history:
             history.write(json.dumps({"round": round_number}) + "\n" if point != "history" else '{"round": 1, "me')
         if point != "history":
@@ -378,7 +379,7 @@ stages = [{ rounds = 3 }, { rule = { name = "completed-fipa", damping = 0.1 } }]
     done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--quiet")
     assert (done.code, done.err) == (0, "")
     curves = results(tmp_path / "run")["arms"]["A"]["0"]
-    assert any(event["round"] <= 3 and "rounds late" in event["text"] for event in curves["events"])
+    assert any(event["round"] <= 3 and "will be late" in event["text"] for event in curves["events"])
     assert len(curves["metric"]) == 6
 
 

@@ -168,7 +168,8 @@ def test_some_clients_per_round(kind: str) -> None:
         chosen = record["clients"]
         assert chosen == participation.select(SIZES, 0, k)
         weights = [1.0 if kind == "weighted" else SIZES[m] for m in chosen]
-        loss = mean_loss([clients[m] for m in chosen], theta)
+        losses = [mean_loss([clients[m]], theta) for m in chosen]
+        loss = sum(w * one for w, one in zip(weights, losses, strict=True)) / sum(weights)
         theta = theta + fedavg([clients[m].sgd(theta, 0.1, 2) for m in chosen], weights)
         close(state.theta, theta)
         assert record["loss"] == pytest.approx(loss)
@@ -212,9 +213,9 @@ def test_late_answer_is_used_with_a_discounted_weight(weighted: bool) -> None:
         close(state.theta, theta)
         assert sorted(record["clients"]) == ([0, 1, 2] if k == 3 else [0, 2])
         assert len(state.late) == (1 if k < 3 else 0)
-    assert texts(rounds[0][1]) == [(1, "2 rounds late")]
+    assert texts(rounds[0][1]) == [(1, "will be late by 2")]
     assert rounds[0][1]["uplink_bytes"] == 3 * 24
-    assert (1, "2 rounds late: used with weight x 0.09") in texts(rounds[2][1])
+    assert (1, "late by 2: used with weight x 0.09") in texts(rounds[2][1])
     assert rounds[2][1]["local_steps"] == [2, 2]
 
 
@@ -237,7 +238,7 @@ def test_late_answers_that_are_not_used() -> None:
     for (state, _), (expected, _) in zip(rounds, averaged(2, {(1, 1): None, (2, 1): None}), strict=True):
         assert torch.equal(state.theta, expected.theta)
         assert state.late == ()
-    assert texts(rounds[0][1]) == [(1, "1 rounds late: not used")]
+    assert texts(rounds[0][1]) == [(1, "will be late by 1: not used")]
 
 
 def test_a_fresher_answer_wins() -> None:
@@ -245,7 +246,7 @@ def test_a_fresher_answer_wins() -> None:
     rounds = averaged(2, {(1, 1): 1})
     clients, theta = numbers(), rounds[0][0].theta.numpy()
     close(rounds[1][0].theta, theta + fedavg([c.sgd(theta, 0.1, 2) for c in clients], SIZES))
-    assert texts(rounds[1][1]) == [(1, "1 rounds late: a fresher answer is there, not used")]
+    assert texts(rounds[1][1]) == [(1, "late by 1: a fresher answer is there, not used")]
 
 
 def test_the_fresher_of_two_late_answers_wins() -> None:
@@ -253,8 +254,8 @@ def test_the_fresher_of_two_late_answers_wins() -> None:
     clients, (first, second) = numbers(), (state.theta.numpy() for state, _ in rounds[:2])
     deltas = [clients[0].sgd(second, 0.1, 2), clients[1].sgd(first, 0.1, 2), clients[2].sgd(second, 0.1, 2)]
     close(rounds[2][0].theta, second + fedavg(deltas, [2, 1.5, 5]))
-    assert (1, "1 rounds late: used with weight x 0.5") in texts(rounds[2][1])
-    assert (1, "2 rounds late: a fresher answer is there, not used") in texts(rounds[2][1])
+    assert (1, "late by 1: used with weight x 0.5") in texts(rounds[2][1])
+    assert (1, "late by 2: a fresher answer is there, not used") in texts(rounds[2][1])
 
 
 @pytest.mark.parametrize("control", [None, StepControl()])
@@ -265,21 +266,29 @@ def test_nobody_answers(control: StepControl | None) -> None:
     assert state.theta.tolist() == list(START)
     assert (record["trials"], record["accepted"]) == (0, False)
     assert math.isnan(record["loss"])
-    assert (record["uplink_bytes"], record["downlink_bytes"]) == (0, 0)
+    assert (record["uplink_bytes"], record["downlink_bytes"]) == (0, 3 * 16)  # they were sent the model all the same
     assert (record["clients"], record["step_length"], record["rank"]) == ([], 0.0, 0.0)
     assert (None, "nobody answered in time: the model stays as it is") in texts(record)
     assert not torch.equal(rounds[1][0].theta, state.theta)
 
 
 def test_only_late_answers_are_there() -> None:
-    """Nobody can judge a step then: it is taken without control, with weights in proportion to the examples."""
+    """With weights in proportion to the examples, where no step is judged."""
     plan = {(1, 0): 1, (1, 1): 1} | dict.fromkeys([(2, 0), (2, 1), (2, 2)])
-    rounds = run(stage(FedAvg(), rounds=2, control=StepControl()), faults=Planned(plan=plan))
+    rounds = run(stage(FedAvg(), rounds=2), faults=Planned(plan=plan))
     clients, theta = numbers(), rounds[0][0].theta.numpy()
     close(rounds[1][0].theta, theta + fedavg([clients[m].sgd(THETA, 0.1, 2) for m in (0, 1)], [2, 3]))
     assert math.isnan(rounds[1][1]["loss"])
-    assert rounds[1][1]["trials"] == 1
+
+
+def test_late_answers_wait_until_somebody_can_judge_a_step() -> None:
+    plan = {(1, 0): 1} | dict.fromkeys([(2, 0), (2, 1), (2, 2), (3, 0)])
+    rounds = run(stage(FedAvg(), rounds=3, control=StepControl()), faults=Planned(plan=plan))
+    assert torch.equal(rounds[1][0].theta, rounds[0][0].theta)
     assert rounds[1][0].control_value == rounds[0][0].control_value
+    assert rounds[1][1]["trials"] == 0
+    assert (None, "nobody answered in time to judge a step: late answers wait") in texts(rounds[1][1])
+    assert (0, "late by 2: used with weight x 0.25") in texts(rounds[2][1])
 
 
 def test_late_answer_of_an_earlier_stage_without_sketch() -> None:
@@ -402,7 +411,7 @@ def test_centralised_arm_has_one_client() -> None:
         moved = moved - 0.1 * X.T @ (X @ moved - y) / len(y)
     close(state.theta, moved)
     assert record["clients"] == [0]
-    assert record["uplink_bytes"] == 24
+    assert record["uplink_bytes"] == record["downlink_bytes"] == 0
 
 
 # --- leaving the finite numbers ---

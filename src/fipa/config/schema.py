@@ -212,8 +212,6 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
         raise ValueError("adaptive_steps needs sketch.adaptive, whose gradients it uses")
     if stage.damping_decay is not None and not hasattr(rule, "damping"):
         raise ValueError(f"damping_decay: {rule.name} has no damping")
-    if stage.damping_decay is not None and stage.step_control is not False:
-        raise ValueError("damping_decay needs step_control = false: the control chooses the damping itself")
     local: Any = stage.local
     if local.name == "gauss-newton" and (stage.adaptive_steps or stage.lr_scale is not None):
         raise ValueError("gauss-newton clients take one step, without a learning rate: no adaptive_steps, no lr_scale")
@@ -234,8 +232,11 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     if stage.inner is not None:
         _build(RULES, stage.inner)
     _build(LOCAL_RULES, stage.local)
+    control = stage.step_control if isinstance(stage.step_control, StepControl) else StepControl()
     if stage.step_control:
-        (stage.step_control if isinstance(stage.step_control, StepControl) else StepControl()).parameter(built)
+        control.parameter(built)
+    if stage.damping_decay is not None and stage.step_control is not False and control.parameter(built) == "damping":
+        raise ValueError("damping_decay needs step_control = false: else the control chooses the damping itself")
 
 
 def _build(makers: Mapping[str, Callable[..., Any]], spec: Any, **more: Any) -> Any:
