@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from tiny import (
     ONE_ARM,
+    OWN_PROBLEM,
     TWO_ARMS,
     fipa,
     group,
@@ -314,7 +317,7 @@ def test_arms_differ_and_did_what_they_are_called(whole: Path) -> None:
     assert len({curves["initial_metric"] for curves in arms.values()}) == 1
     assert arms["centralised"]["clients"] == [[0]] * 4
     assert max(map(len, arms["foof"]["local_steps"])) <= 3
-    assert any("late: used" in event["text"] for event in arms["FIPA"]["events"])
+    assert any("used with weight" in event["text"] for event in arms["FIPA"]["events"])
     assert any("dropped out" in event["text"] for event in arms["scaffold"]["events"])
     assert all(rank == 5 for ranks in arms["FIPA"]["ranks"] for rank in ranks)
     assert {"1", "2", "4"} == set(arms["FIPA"]["spectra"])  # not 3: neither the last nor worth it
@@ -427,3 +430,37 @@ def test_curvature_that_overflows_is_divergence_too(tmp_path: Path) -> None:
     done = fipa("run", file, "--out", tmp_path / "run", "--quiet")
     assert done.code in (0, 3), done.err
     assert results(tmp_path / "run")["arms"]["B"]["0"]["status"] == "finished"
+
+
+# --- several at once, and files that change ---
+
+
+def test_a_directory_is_run_by_one_process_only(four_rounds: Run) -> None:
+    with four_rounds._lock(), pytest.raises(FipaError, match="being run by another process"):
+        Run.open(four_rounds.directory).execute(Nobody())
+
+
+def test_resume_refuses_a_problem_that_has_changed(tmp_path: Path) -> None:
+    file = write(tmp_path, OWN_PROBLEM, "own.py")
+    assert fipa("run", file, "--out", tmp_path / "run", "--quiet", "--rounds", 1).code == 0
+    assert fipa("resume", tmp_path / "run", "--quiet").code == 0
+    write(tmp_path, OWN_PROBLEM + "\n# changed\n", "own.py")
+    done = fipa("resume", tmp_path / "run", "--quiet")
+    assert done.code == 2
+    assert "own.py has changed since this run began" in " ".join(done.err.split())
+
+
+def test_a_problem_may_draw_from_the_global_generators(tmp_path: Path) -> None:
+    """Every process must see the same problem all the same."""
+    drawn = "import random\n\nimport numpy as np\n" + OWN_PROBLEM.replace(
+        "def problem(seed):\n",
+        "def problem(seed):\n    print(torch.rand(()).item(), np.random.rand(), random.random())\n",
+    )
+    file = write(tmp_path, drawn, "own.py")
+    lines = [process_output(file) for _ in range(2)]
+    assert lines[0] == lines[1]
+
+
+def process_output(file: Path) -> str:
+    code = f"import torch; from fipa.problems.registry import python; torch.rand(3); python(0, file={str(file)!r})"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -177,3 +177,11 @@ def test_stacks_that_share_traces_keep_their_own_data(kind: str) -> None:
         expected = torch.cat([one.losses(theta[None]) for one, theta in zip(alone, thetas, strict=True)])
         torch.testing.assert_close(stack.losses(thetas), expected, rtol=1e-12, atol=0)
     assert len(traces) == 4
+
+
+def test_targets_of_another_shape_are_refused() -> None:
+    """(n, 1) against (n,) would broadcast to n x n differences."""
+    x, y = torch.ones(4, 2, dtype=DOUBLE), torch.ones(4, dtype=DOUBLE)
+    (objective,) = objectives(network(), [Client((x, y), "mse")])
+    with pytest.raises(FipaError, match=r"\(4, 1\) for targets y of \(4,\)"):
+        objective.loss(torch.zeros(layout_of(network()).numel, dtype=DOUBLE), objective.terms)
