@@ -32,8 +32,18 @@ def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str
         band = statistics.band(values)
         median = _drawable(band.median)
         marks = "." if np.isfinite(median).sum() < 3 else ""  # a line of one point is invisible
-        dash = DASHES[style.dash]
-        axes.plot(places, median, color=style.colour, linestyle=dash, marker=marks, label=plain(arm), linewidth=1.6)
+        reference = arm == results["reference"]  # others may lie right on it: dashed, and on top
+        dash, order = ((0, (3, 2)), 3) if reference else (DASHES[style.dash], 2)
+        axes.plot(
+            places,
+            median,
+            color=style.colour,
+            linestyle=dash,
+            marker=marks,
+            label=plain(arm),
+            linewidth=1.6,
+            zorder=order,
+        )
         if len(values) > 1:
             inside = np.isfinite(band.low) & np.isfinite(band.high)
             axes.fill_between(places, band.low, band.high, where=inside, color=style.colour, alpha=0.18, linewidth=0)
