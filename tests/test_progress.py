@@ -137,9 +137,7 @@ def test_watchers_are_all_told_and_closed() -> None:
 
         round = end = begin
 
-    watchers = Watchers([Listener()])
-    watchers.add(Listener())
-    with suppress(KeyboardInterrupt), watchers:
+    with suppress(KeyboardInterrupt), Watchers([Listener(), Listener()]) as watchers:
         watchers.begin("A", 0, 0, 2)
         watchers.round("A", 0, record(1, 1.0))
         watchers.end("A", 0, "finished")

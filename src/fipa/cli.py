@@ -22,7 +22,7 @@ try:
     from fipa.report.data import summary
     from fipa.report.figures import write_figures
     from fipa.report.page import write_page
-    from fipa.runner import Run, fresh_directory, remove
+    from fipa.runner import Run, Watcher, fresh_directory, remove
 except ImportError as error:
     sys.exit(f"the command line needs {error.name}: pip install 'fipa[cli]'")
 
@@ -36,11 +36,9 @@ err = Console(stderr=True)
 
 
 class Exit(IntEnum):
-    """What the shell is told."""
+    """What the shell is told, besides 0 for success and Python's own 1 for a traceback."""
 
-    OK = 0
-    FAILED = 1  # something broke
-    USAGE = 2  # the command or the experiment is wrong; nothing was run
+    USAGE = 2  # the command, the experiment or what it met on the way is wrong: the message says what
     DIVERGED = 3  # everything was run, and at least one arm ended in NaN or infinity
     INTERRUPTED = 130
 
@@ -195,11 +193,11 @@ def _seeds(text: str) -> list[int]:
 
 
 def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
-    watchers = Watchers([TensorBoard(job.directory / "tensorboard")] if tensorboard else [])
+    watching: list[Watcher] = [TensorBoard(job.directory / "tensorboard")] if tensorboard else []
     if not quiet and not as_json:
-        watchers.add(Progress(out, job.experiment) if out.is_terminal else Log(out))
+        watching.append(Progress(out, job.experiment) if out.is_terminal else Log(out))
     try:
-        with watchers:
+        with Watchers(watching) as watchers:
             results = job.execute(watchers)
     except KeyboardInterrupt:
         err.print(f"stopped; go on with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -18,28 +18,15 @@ from fipa.errors import FipaError
 from fipa.runner import Watcher
 
 
-class Watchers:
-    """Several watchers as one; a context, so that those who need one can be closed."""
+class Watchers(ExitStack):
+    """Several watchers as one; those that are contexts are entered now and left with it."""
 
     def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
-        self._watchers = list(watchers)
-
-    def add(self, watcher: Watcher) -> None:
-        """One more."""
-        self._watchers.append(watcher)
-
-    def __enter__(self) -> Self:
-        for watcher in self._watchers:
-            if hasattr(watcher, "__enter__"):
-                watcher.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for watcher in self._watchers:
-            if hasattr(watcher, "__exit__"):
-                watcher.__exit__(kind, error, trace)
+        super().__init__()
+        self._watchers = watchers
+        for watcher in watchers:
+            if isinstance(watcher, AbstractContextManager):
+                self.enter_context(watcher)
 
     def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
         for watcher in self._watchers:
@@ -137,6 +124,13 @@ class TensorBoard:
         self._make = SummaryWriter
         self._directory = directory
         self._writer: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:  # also on Ctrl-C, in the middle of an arm
+        if self._writer is not None:
+            self._writer.close()
 
     def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
         self._writer = self._make(str(self._directory / f"{arm}, seed {seed}"), purge_step=done + 1)

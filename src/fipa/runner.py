@@ -21,6 +21,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from fipa import __version__
 from fipa.config.load import validate
 from fipa.config.schema import Experiment, dump, resolved
 from fipa.errors import Diverged, FipaError
@@ -195,7 +196,7 @@ class Run:
                     arms[arm.name][str(seed)] = self._curves(arm.name, seed, *saved)
         return {
             "format": FORMAT,
-            "fipa": _version(),
+            "fipa": __version__,
             "experiment": self.name,
             "title": self.experiment.title or self.name,
             "description": self.experiment.description.strip(),
@@ -285,12 +286,6 @@ def _processor() -> str:
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
-
-
-def _version() -> str:
-    from fipa import __version__
-
-    return __version__
 
 
 def remove(directory: Path) -> None:

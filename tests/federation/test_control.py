@@ -49,7 +49,7 @@ def test_accepted_at_once_lowers_the_damping() -> None:
     script = Script("damping", [0.9])
     trial = script.run(StepControl(), FIPA(damping=0.3, step=0.7), 0.2)
     assert script.proposed == [FIPA(damping=0.2, step=0.7)]
-    assert (trial.value, trial.used, trial.trials, trial.loss) == (0.1, 0.2, 1, 0.9)
+    assert (trial.value, trial.used, trial.trials) == (0.1, 0.2, 1)
     assert trial.result.theta.tolist() == [0.2]
 
 
@@ -59,7 +59,7 @@ def test_rejected_raises_the_damping_until_accepted() -> None:
     assert script.values == pytest.approx([0.01, 0.03, 0.09, 0.27])
     assert trial.used == pytest.approx(0.27)
     assert trial.value == pytest.approx(0.027)
-    assert (trial.trials, trial.loss) == (4, 0.5)
+    assert trial.trials == 4
     assert trial.result.theta.item() == pytest.approx(0.27)
 
 
@@ -68,7 +68,7 @@ def test_rolls_back_after_the_last_trial() -> None:
     trial = script.run(StepControl(trials=3), FIPA(), 1.0)
     assert script.values == [1.0, 4.0, 16.0]
     assert trial.result is None
-    assert (trial.value, trial.used, trial.trials, trial.loss) == (64.0, 16.0, 3, 1.0)
+    assert (trial.value, trial.used, trial.trials) == (64.0, 16.0, 3)
 
 
 def test_step_is_adapted_for_rules_without_damping() -> None:

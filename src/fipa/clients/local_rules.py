@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from fipa.errors import FipaError
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(ABC):
     r"""What first-order rules share. The optimizer starts afresh every round.
 
     Parameters
@@ -59,9 +60,9 @@ class Descent:
         assert self.epochs is not None
         return self.epochs * math.ceil(examples / (self.batch or examples))
 
+    @abstractmethod
     def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:
         """A fresh optimizer of one parameter."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

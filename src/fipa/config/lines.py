@@ -44,8 +44,8 @@ class _Scanner:
         self.at = match.end()
         return match[match.lastindex or 0]
 
-    def _note(self, path: Path) -> None:
-        self.places.setdefault(path, self.text.count("\n", 0, self.at) + 1)
+    def _note(self, path: Path, at: int) -> None:
+        self.places.setdefault(path, self.text.count("\n", 0, at) + 1)
 
     def _key(self) -> list[str]:
         parts = [self._skip(_PART)]
@@ -68,18 +68,15 @@ class _Scanner:
                 self._arrays[path] = self._arrays.get(path, -1) + 1
             if path in self._arrays:
                 path = (*path, self._arrays[path])
-        end, self.at = self.at, start
-        self._note(path)
-        self.at = end
+        self._note(path, start)
         return path
 
     def _pair(self, table: Path) -> None:
         self._skip(re.compile(r"\s*"))
         start = self.at
         path = (*table, *self._key())
-        end, self.at = self.at, start
-        self._note(path)
-        self.at = end + 1  # the equals sign
+        self._note(path, start)
+        self.at += 1  # the equals sign
         self._skip(re.compile(r"[ \t]*"))
         self._value(path)
 
@@ -95,7 +92,7 @@ class _Scanner:
                 if first == "{":
                     self._pair(path)
                 else:
-                    self._note((*path, place))
+                    self._note((*path, place), self.at)
                     self._value((*path, place))
                 place += 1
                 self._skip(_BLANK)

@@ -72,7 +72,6 @@ class Trial:
     value: float  # for the next round
     used: float  # in the last trial
     trials: int
-    loss: float  # at the accepted model, or as before
 
 
 SMALLEST, LARGEST = 1e-15, 1e15
@@ -111,6 +110,6 @@ def controlled(
         except Diverged:
             reached = math.inf
         if reached < loss:
-            return Trial(result, min(max(value * bold, SMALLEST), most), value, trial, reached)
+            return Trial(result, min(max(value * bold, SMALLEST), most), value, trial)
         used, value = value, min(max(value * careful, SMALLEST), most)
-    return Trial(None, value, used, control.trials, loss)
+    return Trial(None, value, used, control.trials)

@@ -15,7 +15,7 @@ from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregate
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.local_rules import Scaffold
 from fipa.curvature.sketch import Sketch
-from fipa.federation.control import StepControl, controlled
+from fipa.federation.control import controlled
 from fipa.federation.executor import Executor
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.site import SERVER, Order, Reply
@@ -74,6 +74,17 @@ class State:
     late: tuple[Late, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What the server did with a round's updates."""
+
+    result: Result[Tensor] | None = None  # None: the model stays as it is
+    control_value: float | None = None  # for the next round
+    trials: int = 0
+    damping: float | None = None
+    step: float | None = None
+
+
 class Federation:
     """One arm on one seed. `rounds(state)` yields the state and the record after each round."""
 
@@ -123,23 +134,31 @@ class Federation:
         in_time = [reply for reply in replies if delays[_id(reply)] == 0]
         updates, late = self._arrivals(state.late, in_time, replies, delays, k, stage.control is not None, events)
         theta, rule_state, value = state.theta, state.rule_state, state.control_value
-        record: dict[str, Any] = {"trials": 0, "accepted": False, "damping": None, "step": None}
+        outcome = Outcome()
         diagnostics: Diagnostics | None = None
         if updates:
-            trial, value = self._step(state, stage, place, updates, in_time, record, events, k)
-            probes = record["trials"] * len(in_time) if stage.control and in_time else 0
+            outcome = self._step(state, stage, place, updates, in_time)
+            value = outcome.control_value
+            probes = outcome.trials * len(in_time) if stage.control else 0
             uplink += 8 * probes
             downlink += probes * theta.numel() * theta.element_size()
-            if trial is not None:
-                theta, rule_state, diagnostics = trial.theta, trial.state, trial.diagnostics
+            if outcome.result is not None:
+                theta, rule_state = outcome.result.theta, outcome.result.state
+                diagnostics = outcome.result.diagnostics
+            else:
+                events.append(_event(k, None, f"no step of {outcome.trials} lowered the clients' loss: rolled back"))
         else:
             events.append(_event(k, None, "nobody answered in time: the model stays as it is"))
 
         state = State(theta, k, rule_state, value, self._variates(state.variates, in_time), late)
         seconds = time.perf_counter() - start
         ranks = [u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates]
-        record |= {
+        record = {
             "round": k,
+            "trials": outcome.trials,
+            "accepted": outcome.result is not None,
+            "damping": outcome.damping,
+            "step": outcome.step,
             "metric": self.site.problem.evaluate(theta),
             "loss": self._mean(in_time, [reply.loss for reply in in_time]),
             "seconds": seconds,
@@ -221,47 +240,27 @@ class Federation:
         return updates, tuple(still)
 
     def _step(
-        self,
-        state: State,
-        stage: Stage,
-        place: int,
-        updates: Sequence[ClientUpdate],
-        in_time: Sequence[Reply],
-        record: dict[str, Any],
-        events: list[dict[str, Any]],
-        k: int,
-    ) -> tuple[Result[Tensor] | None, float | None]:
-        """The server's part; returns the accepted result, if any, and the control's value for the next round."""
+        self, state: State, stage: Stage, place: int, updates: Sequence[ClientUpdate], in_time: Sequence[Reply]
+    ) -> Outcome:
+        """The server's part."""
         rule: Any = stage.rule_at(place)
 
         def propose(rule: Rule) -> Result[Tensor]:
             return aggregate(state.theta, updates, rule, state.rule_state)
 
-        if stage.control is None:
-            record |= {
-                "trials": 1,
-                "accepted": True,
-                "damping": _setting(rule, "damping"),
-                "step": _setting(rule, "step"),
-            }
-            return propose(rule), state.control_value
-        control: StepControl = stage.control
-        value = control.start(rule) if state.control_value is None else state.control_value
-        groups = self.site.groups([_id(reply) for reply in in_time], self.arm.group)
-
         def probe(theta: Tensor) -> float:
-            losses = self._executor.losses(self.seed, self.arm.centralised, groups, theta)
-            return self._mean(in_time, losses)
+            return self._mean(in_time, self._executor.losses(self.seed, self.arm.centralised, groups, theta))
 
+        settings = {name: _setting(rule, name) for name in ("damping", "step")}
+        control = stage.control
+        if control is None:
+            return Outcome(propose(rule), state.control_value, 1, **settings)
+        groups = self.site.groups([_id(reply) for reply in in_time], self.arm.group)
+        value = control.start(rule) if state.control_value is None else state.control_value
         loss = self._mean(in_time, [reply.loss for reply in in_time])
         trial = controlled(control, rule, value, loss, propose, probe)
-        name = control.parameter(rule)
-        record |= {"damping": _setting(rule, "damping"), "step": _setting(rule, "step")}
-        record["damping" if name == "damping" else "step"] = trial.used
-        record |= {"trials": trial.trials, "accepted": trial.result is not None}
-        if trial.result is None:
-            events.append(_event(k, None, f"no step of {trial.trials} lowered the clients' loss: rolled back"))
-        return trial.result, trial.value
+        settings["damping" if control.parameter(rule) == "damping" else "step"] = trial.used
+        return Outcome(trial.result, trial.value, trial.trials, **settings)
 
     def _mean(self, replies: Sequence[Reply], losses: Sequence[float]) -> float:
         """The clients' losses with the weights that they have in the aggregation."""

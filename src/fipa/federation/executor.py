@@ -41,7 +41,6 @@ class Executor:
 
     def __init__(self, factory: ProblemFactory, workers: int = 1, threads: int = 1) -> None:
         self._factory = factory
-        self._threads = threads
         self._pool: ProcessPoolExecutor | None = None
         self._workers = workers
         self._threads_before = torch.get_num_threads()
@@ -70,7 +69,7 @@ class Executor:
 
     def prepare(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> None:
         """Start workers and build their sites before a clock runs."""
-        for _ in range(2 * self._workers):  # more often than there are workers, so that each gets some
+        for _ in range(1 if self._pool is None else 2 * self._workers):  # often enough that each worker gets some
             self._map("prepare", seed, centralised, groups, theta)
 
     def work(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:

@@ -82,9 +82,9 @@ class Problem:
         self.picture = picture
         self.layout = Layout.of(parameters_of(model, params))
         self.initial = self.theta()
-        for name, module in model.named_modules():
+        for path, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
-                raise FipaError(f"{name}: batch norm's running statistics are no parameters, use GroupNorm instead")
+                raise FipaError(f"{path}: batch norm's running statistics are no parameters, use GroupNorm instead")
 
     @property
     def least_squares(self) -> bool:
