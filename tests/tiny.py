@@ -106,7 +106,7 @@ def numbers(directory: Path) -> dict[str, Any]:
         del content[key]
     for seeds in content["arms"].values():
         for curves in seeds.values():
-            del curves["seconds"]
+            del curves["seconds"], curves["peak_memory_mib"]
     return content
 
 

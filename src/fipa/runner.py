@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ from fipa.federation.storage import RunFolder, write_json
 FORMAT = "fipa-results-1"
 _SERIES = (
     "metric", "loss", "seconds", "uplink_bytes", "downlink_bytes", "rank", "ranks", "local_steps", "clients", "damping",
-    "step", "trials", "accepted", "step_length", "cosine_with_fedavg", "effective_rank",
+    "step", "trials", "accepted", "step_length", "cosine_with_fedavg", "effective_rank", "peak_memory_mib",
 )  # fmt: skip
 
 
@@ -165,7 +165,8 @@ class Run:
         """A line per arm and seed in summary.csv: small enough to keep with a paper."""
         with (self.directory / "summary.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["arm", "seed", "status", "rounds", "last", "best", "seconds", "uplink_bytes", "mean_rank"])
+            columns = ["arm", "seed", "status", "rounds", "last", "best", "seconds", "uplink_bytes", "mean_rank"]
+            writer.writerow([*columns, "peak_memory_mib"])
             for arm, seeds in results["arms"].items():
                 for seed, run in seeds.items():
                     known = [value for value in run["metric"] if value is not None]
@@ -175,6 +176,7 @@ class Run:
                         f"{sum(run['seconds']):.1f}",
                         sum(run["uplink_bytes"]),
                         f"{sum(run['rank']) / rounds:.1f}",
+                        max((peak for peak in run["peak_memory_mib"] if peak is not None), default=""),
                     ]
                     writer.writerow([arm, seed, run["status"], rounds, run["metric"][-1], best, *totals])
 
@@ -219,7 +221,7 @@ class Run:
 
     def _curves(self, arm: str, seed: int, state: State, records: list[dict[str, Any]], status: str) -> dict[str, Any]:
         curves: dict[str, Any] = {"status": status, "initial_metric": records[0]["initial_metric"]}
-        curves |= {key: [record[key] for record in records] for key in _SERIES}
+        curves |= {key: [record.get(key) for record in records] for key in _SERIES}  # runs of 0.2 lack the memory
         curves["events"] = [event for record in records for event in record["events"]]
         curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
         reference = self.experiment.reference
@@ -263,16 +265,10 @@ def _divergence(last: State, initial: float, error: Diverged) -> dict[str, Any]:
 
 
 def _view(picture: Curves | Maps, fits: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(picture, Curves):
-        labels = {"title": picture.title, "x_label": picture.x_label, "y_label": picture.y_label}
-        values = {"x": picture.x.tolist(), "target": picture.target.tolist(), "regions": list(picture.regions)}
-        return {"curves": labels | values | {"arms": fits}}
-    values = {
-        "extent": list(picture.extent),
-        "target": picture.target.tolist(),
-        "boxes": [list(b) for b in picture.boxes],
-    }
-    return {"maps": {"title": picture.title, **values, "arms": fits}}
+    kind = "curves" if isinstance(picture, Curves) else "maps"
+    values = {field.name: getattr(picture, field.name) for field in fields(picture) if field.name != "predict"}
+    plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {kind: plain | {"arms": fits}}
 
 
 def _worth_a_spectrum(round_number: int) -> bool:

@@ -133,7 +133,7 @@ def texts(record: Mapping[str, Any]) -> list[tuple[int | None, str]]:
 
 def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
     """All but the time that it took; NaN as text, so that it equals itself."""
-    return {key: repr(value) for key, value in record.items() if key != "seconds"}
+    return {key: repr(value) for key, value in record.items() if key not in ("seconds", "peak_memory_mib")}
 
 
 def stage(rule: Any, local: Any = None, rounds: int = 1, plan: Any = None, **more: Any) -> Stage:

@@ -142,10 +142,15 @@ class Counting(Executor):
         return super().work(seed, centralised, groups, order)
 
     def losses(
-        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: torch.Tensor
+        self,
+        seed: int,
+        centralised: bool,
+        groups: Sequence[tuple[int, ...]],
+        theta: torch.Tensor,
+        round_number: int = 0,
     ) -> list[float]:
         self.probed += 1
-        return super().losses(seed, centralised, groups, theta)
+        return super().losses(seed, centralised, groups, theta, round_number)
 
 
 def test_rejected_fedavg_steps_are_halved_from_the_same_updates() -> None:

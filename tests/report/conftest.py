@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
 
 SWITCHES = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -28,6 +29,10 @@ class Browser:
     def open(self, page: Path) -> None:
         self.messages(), self.requests()
         self.driver.get(page.as_uri())
+        # Chromium's driver may return from a local file of some megabytes before its scripts have run.
+        WebDriverWait(self.driver, 30).until(
+            lambda driver: driver.execute_script("return document.readyState") == "complete"
+        )
 
     @contextmanager
     def width(self, pixels: int) -> Iterator[None]:

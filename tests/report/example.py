@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+METRIC = {"name": "test MSE", "goal": "min", "scale": "log"}
 MACHINE = {"python": "3.11.7", "torch": "2.8.0", "cpu": "Example CPU", "threads": 1, "workers": 1}
 
 
@@ -46,7 +48,7 @@ def results(arms: dict[str, dict[str, dict]], **changes: Any) -> dict[str, Any]:
         "command": "fipa run fit-sin2 --seeds 0,1,2",
         "config": {"rounds": 30},
         "config_toml": 'rounds = 30\n\n[problem]\nname = "sine"\n',
-        "metric": {"name": "test MSE", "goal": "min", "scale": "log"},
+        "metric": dict(METRIC),
         "control": "FedAvg",
         "reference": None,
         "figure": "fit1d",
@@ -139,5 +141,59 @@ def views() -> dict[str, Any]:
             "target": target.tolist(),
             "arms": {arm: (target + e * np.sin(3 * grid_x) * np.cos(2 * grid_y)).tolist() for arm, e in sizes.items()},
             "boxes": [[-1, 0, -1, 1], [0, 1, -1, 1]],
+        },
+    }
+
+
+def pde_results(figure: str, seeds: int = 2, rounds: int = 20) -> dict[str, Any]:
+    """A PDE run: the best arm of all is centralised, and memory was measured."""
+    rates = {"FedAvg": (0.97, 0.1), "FIPA low rank": (0.75, 2e-4), "FIPA": (0.65, 3e-6), "centralised": (0.6, 1e-7)}
+    arms = {
+        arm: {
+            str(seed): record(decay(rate, floor, rounds, seed), peak_memory_mib=[200.0 + seed + 40 * place] * rounds)
+            for seed in range(seeds)
+        }
+        for place, (arm, (rate, floor)) in enumerate(rates.items())
+    }
+    config = {"arms": [{"name": arm, "centralised": arm == "centralised"} for arm in rates]}
+    title = "A partial differential equation"
+    return results(
+        arms,
+        figure=figure,
+        experiment=figure,
+        title=title,
+        config=config,
+        metric=METRIC | {"name": "relative L2 error"},
+    )
+
+
+def pde_views(clients: int = 3) -> dict[str, Any]:
+    """Solutions of the arms of `pde_results`, on a line and on a rectangle that is not square."""
+    x = np.linspace(0, 1, 201)
+    t, y = np.meshgrid(np.linspace(0, 1, 50), np.linspace(-1, 1, 70))
+    line, plane = np.sin(np.pi * x) + 0.3 * np.sin(6 * np.pi * x), np.exp(-2 * t) * np.sin(np.pi * y)
+    sizes = {"FedAvg": 0.2, "FIPA low rank": 1e-2, "FIPA": 1e-4, "centralised": 1e-6}
+    edges = np.linspace(0, 1, clients + 1).tolist()
+    return {
+        "curves": {
+            "title": "solution after the last round",
+            "x_label": "x",
+            "y_label": "u",
+            "x": x.tolist(),
+            "target": line.tolist(),
+            "target_label": "exact solution",
+            "arms": {arm: (line + e * np.sin(np.pi * x) * np.cos(9 * x)).tolist() for arm, e in sizes.items()},
+            "regions": edges,
+            "error": True,
+        },
+        "maps": {
+            "title": "solution after the last round",
+            "x_label": "t",
+            "y_label": "y",
+            "extent": [0, 1, -1, 1],
+            "target": plane.tolist(),
+            "target_label": "exact solution",
+            "arms": {arm: (plane + e * np.sin(3 * y) * np.cos(2 * t)).tolist() for arm, e in sizes.items()},
+            "boxes": [[left, right, -1, 1] for left, right in pairwise(edges)],
         },
     }

@@ -125,6 +125,22 @@ def test_the_reference_is_not_the_best_arm(tmp_path):
     assert data.best_arm(loaded, data.summary(loaded)).arm == "A"
 
 
+def test_the_best_federated_arm_is_neither_control_nor_reference_nor_centralised(tmp_path):
+    arms = {name: {"0": example.record([k / 10])} for k, name in enumerate(("pooled", "GN", "FedAvg", "A", "B"), 1)}
+    config = {"arms": [{"name": "pooled", "centralised": True}, {"name": "A", "centralised": False}]}
+    assert data.best_federated(load(tmp_path, arms, reference="GN", config=config)) == "A"
+    assert data.best_federated(load(tmp_path, arms, reference="GN")) == "pooled"  # nothing tells
+    assert data.best_federated(load(tmp_path, {"FedAvg": arms["FedAvg"]})) is None
+
+
+def test_peak_memory_is_the_largest_of_all_rounds_and_seeds(tmp_path):
+    seeds = {"0": example.record([1.0, 1.0], peak_memory_mib=[300.0, None]), "1": example.record([1.0])}
+    seeds["2"] = example.record([1.0, 1.0], peak_memory_mib=[280.0, 310.5])
+    measured, other = data.summary(load(tmp_path, {"A": seeds, "B": {"0": example.record([1.0])}}))
+    assert measured.peak_memory_mib == 310.5
+    assert math.isnan(other.peak_memory_mib)
+
+
 def test_running_totals_start_at_zero_and_never_run_backwards(tmp_path):
     arms = {"A": {"0": example.record([1.0, 1.0, 1.0], seconds=1.0), "1": example.record([1.0], seconds=9.0)}}
     loaded = load(tmp_path, arms)

@@ -1,3 +1,4 @@
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -6,6 +7,7 @@ from PIL import Image
 
 from fipa.errors import FipaError
 from fipa.report.figures import LAYOUTS, write_figures
+from fipa.report.style import arm_styles
 from report import example
 
 EXPECTED = {
@@ -13,6 +15,8 @@ EXPECTED = {
     "adaptive": {"communication round", "local steps", "rank", "client 1", "FIPA adaptive, first seed"},
     "gauss-newton": {"communication round K", "gap to the reference parameters", "FedAvg"},
     "fit2d": {"seconds", "target", "error of FedAvg", "error of FIPA adaptive"},
+    "pde1d": {"communication round", "seconds", "x", "u(x)", "target", "pointwise error", "client 1", "FIPA adaptive"},
+    "pde2d": {"communication round", "seconds", "x", "y", "target", "client 1", "error of FIPA adaptive"},
     "generic": {"communication round", "seconds", "uplink MiB", "centralised GN"},
 }
 
@@ -40,6 +44,64 @@ def test_labels(tmp_path, layout):
 
 def test_every_layout_is_tested():
     assert EXPECTED.keys() == LAYOUTS.keys()
+
+
+def pde(layout, clients=3, **changes):
+    """The axes of a PDE figure, by place."""
+    views = example.pde_views(clients) | changes
+    results = example.pde_results(layout)
+    return LAYOUTS[layout](results, views, arm_styles(list(results["arms"]), ["FedAvg"])).axes
+
+
+def test_pointwise_errors_on_a_log_axis_over_the_regions_of_the_clients():
+    *_, solution, error = pde("pde1d")
+    assert [axes.get_yscale() for axes in (solution, error)] == ["linear", "log"]
+    for axes in (solution, error):
+        assert {"client 0", "client 1", "client 2"} == {text.get_text() for text in axes.texts}
+        assert [patch.get_x() for patch in axes.patches] == pytest.approx([0, 1 / 3, 2 / 3])
+    lines = {line.get_label(): line for line in error.lines}
+    assert lines.keys() == {"FedAvg", "FIPA low rank", "FIPA", "centralised"}
+    assert max(lines["FedAvg"].get_ydata()) == pytest.approx(2000 * max(lines["FIPA"].get_ydata()))
+    low, high = error.get_ylim()
+    assert 1e-12 < low < max(lines["centralised"].get_ydata())  # not down to where the error is zero, at both ends
+    assert high > max(lines["FedAvg"].get_ydata())
+
+
+def test_maps_of_the_best_federated_arm_and_the_control():
+    _, _, target, solution, error, control, *bars = pde("pde2d")
+    titles = [axes.get_title() for axes in (target, solution, error, control)]
+    assert titles == ["exact solution", "FIPA", "error of FIPA", "error of FedAvg"]  # not the centralised one
+    assert len(bars) == 2
+    for axes in (target, solution, error, control):
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("t", "y")
+        assert axes.get_aspect() == "auto"  # time and space
+        assert len(axes.patches) == 3
+    assert [text.get_text() for text in target.texts] == ["client 0", "client 1", "client 2"]
+    assert solution.images[0].get_clim() == target.images[0].get_clim()
+    assert error.images[0].get_clim() == control.images[0].get_clim()
+    assert error.images[0].get_array().max() == pytest.approx(
+        control.images[0].get_array().max() + math.log10(1e-4 / 0.2)
+    )
+
+
+def test_a_square_stays_square_and_many_clients_have_no_numbers():
+    assert pde("pde2d", maps=example.views()["maps"])[2].get_aspect() == 1
+    *_, solution, error = pde("pde1d", clients=10)
+    assert [len(axes.texts) for axes in (solution, error, pde("pde2d", clients=10)[2])] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("layout", ["pde1d", "pde2d"])
+def test_a_pde_without_pictures_has_the_metric(layout):
+    axes = pde(layout, curves=None, maps=None)
+    assert [place.get_xlabel() for place in axes] == ["communication round", "seconds"]
+
+
+def test_models_that_were_not_kept_have_no_map():
+    view = example.pde_views()["maps"]
+    view["arms"] = {}
+    assert [place.get_title() for place in pde("pde2d", maps=view)[2:]] == ["exact solution", ""]  # and its colour bar
+    view["arms"] = {"FedAvg": [[None] * 50] * 70}
+    assert "error of FedAvg" in [place.get_title() for place in pde("pde2d", maps=view)]
 
 
 def test_measured_slope_and_exponent_stand_in_the_legend(tmp_path):

@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 import re
 
 import pytest
@@ -42,6 +43,11 @@ def _quiet(request):
 
 def medians(browser, chart="metric"):
     return {t["name"]: t for t in browser.traces(chart) if t["kind"] == "median"}
+
+
+def maps(browser, what):
+    """Something of every map, in JavaScript."""
+    return browser.run(f"return [...document.querySelectorAll('.maps > div')].map(d => d.{what})")
 
 
 def test_sections_stand_in_order(opened):
@@ -127,8 +133,59 @@ def test_gap_fit_and_maps(opened):
     assert len(guides) == 2
     assert guides[0]["y"][0] == pytest.approx(10 * guides[0]["y"][9])
     assert [t["name"] for t in opened.traces("fit-0")] == ["FedAvg", "FIPA low rank", "FIPA adaptive", "target"]
-    titles = opened.run("return [...document.querySelectorAll('.maps > div')].map(d => d.layout.title.text)")
-    assert titles == ["target", "error of FedAvg", "error of FIPA low rank", "error of FIPA adaptive"]
+    assert maps(opened, "layout.title.text") == ["target", "FIPA adaptive", "error of FIPA adaptive"]
+    assert "peak memory MiB" not in opened.texts("thead th")  # it was not measured
+
+
+@pytest.fixture
+def pde(browser, tmp_path):
+    browser.open(page(tmp_path, example.pde_results("pde1d"), example.pde_views()))
+    return browser
+
+
+def test_pointwise_errors_share_the_colours_and_the_legend(pde):
+    assert "Pointwise error: solution after the last round" in pde.texts("h2")
+    assert pde.axis("error-0", "yaxis") == ("pointwise error", "log")
+    colours = "return document.querySelector(`[data-chart='${arguments[0]}']`).data.map(t => [t.name, t.line.color])"
+    *arms, target = pde.run(colours, "fit-0")
+    assert pde.run(colours, "error-0") == arms
+    assert target[0] == "exact solution"
+    errors = {t["name"]: t["y"] for t in pde.traces("error-0")}
+    assert max(errors["FedAvg"]) == pytest.approx(2000 * max(errors["FIPA"]), rel=1e-3)
+    regions = "return document.querySelector(\"[data-chart='error-0']\").layout.annotations.map(a => a.text)"
+    assert pde.run(regions) == ["client 0", "client 1", "client 2"]
+    pde.click(".legend button:nth-child(1)")
+    assert "FedAvg" not in {t["name"] for t in pde.traces("error-0")}
+
+
+def test_maps_of_the_chosen_arm(pde):
+    menu = "[data-block=maps-0] [data-arm]"
+    assert pde.texts(f"{menu} option") == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
+    assert maps(pde, "layout.title.text") == ["exact solution", "FIPA", "error of FIPA"]  # the best one first
+    before, scales = maps(pde, "data[0].z"), maps(pde, "data[0].zmax")
+    pde.choose(menu, "FedAvg")
+    assert maps(pde, "layout.title.text") == ["exact solution", "FedAvg", "error of FedAvg"]
+    after = maps(pde, "data[0].z")
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, False]
+    assert max(map(max, after[2])) == pytest.approx(max(map(max, before[2])) + math.log10(0.2 / 1e-4), abs=1e-2)
+    assert maps(pde, "data[0].zmax") == scales  # so that arms can be compared
+    assert maps(pde, "layout.xaxis.title.text") == ["t"] * 3
+    assert maps(pde, "layout.yaxis.title.text") == ["y"] * 3
+    assert maps(pde, "layout.shapes.length") == [3] * 3
+    assert maps(pde, "layout.annotations.map(a => a.text)") == [["client 0", "client 1", "client 2"], [], []]
+
+
+def test_peak_memory_is_a_column_if_it_was_measured(pde):
+    column = pde.texts("thead th").index("peak memory MiB") + 1
+    assert pde.texts(f"tbody td:nth-child({column})") == ["201", "241", "281", "321"]  # of the second seed
+    assert any("Peak memory is the largest" in note for note in pde.texts(".note"))
+
+
+def test_maps_without_arms_are_the_target(browser, tmp_path):
+    views = example.pde_views()
+    views["maps"]["arms"] = {}
+    browser.open(page(tmp_path, example.pde_results("pde2d"), views))
+    assert maps(browser, "layout.title.text") == ["exact solution"]
 
 
 def test_clicking_a_head_sorts_the_table(opened):
@@ -164,7 +221,9 @@ def test_names_from_the_data_are_text(browser, tmp_path):
     content = example.full(2, 6)
     content["arms"][HOSTILE] = content["arms"].pop("FIPA adaptive")
     views = example.views()
+    views["curves"]["error"] = True
     for view in views.values():
+        view["target_label"] = view["x_label"] = HOSTILE
         view["arms"][HOSTILE] = view["arms"].pop("FIPA adaptive")
     for key in ("title", "description", "command", "config_toml", "experiment"):
         content[key] = f"{HOSTILE} & </pre> <!-- {key}"
@@ -181,7 +240,8 @@ def test_names_from_the_data_are_text(browser, tmp_path):
     assert HOSTILE in browser.texts(".legend button")
     assert HOSTILE in browser.texts(".ytitle")  # as drawn by plotly
     assert HOSTILE in browser.texts("[data-block=schedule] option")
-    assert f"error of {HOSTILE}" in browser.texts(".maps .gtitle")
+    assert browser.texts(".maps .gtitle") == [HOSTILE, HOSTILE, f"error of {HOSTILE}"]
+    assert HOSTILE in browser.texts(".maps .xtitle")
     assert browser.texts("pre") == [f"{HOSTILE} & </pre> <!-- config_toml"]
     assert len(browser.texts("script")) == 3
 

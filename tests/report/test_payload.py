@@ -70,11 +70,34 @@ def test_errors_are_taken_before_rounding_and_maps_are_thinned():
     assert low < high
 
 
+def test_errors_of_curves_are_there_if_asked_for():
+    curves = {"x": [0, 1], "target": [1, 1], "arms": {"A": [1 + 1e-9, 1]}, "regions": [0, 0.5, 1]}
+    assert not payload.view_payload({"curves": curves}, {})["curves"].keys() & {"errors", "range"}
+    view = payload.view_payload({"curves": curves | {"error": True}}, {"A": "run: A"})["curves"]
+    assert view["errors"] == {"run: A": pytest.approx([1e-9, 1e-16], rel=1e-3)}  # the values have six digits only
+    assert view["range"][0] < view["range"][1] == pytest.approx(-9)
+    assert (view["numbered"], view["target_label"]) == (True, "target")
+    assert not payload.view_payload({"curves": curves | {"regions": list(range(11))}}, {})["curves"]["numbered"]
+
+
+def test_maps_have_solutions_labels_and_a_first_arm():
+    maps = example.pde_views()["maps"]
+    view = payload.view_payload({"maps": maps}, {"FIPA": "run: FIPA"}, "FIPA")["maps"]
+    assert (view["x_label"], view["y_label"], view["target_label"]) == ("t", "y", "exact solution")
+    assert (view["square"], view["numbered"], view["chosen"]) == (False, True, "run: FIPA")
+    assert view["solutions"].keys() == view["errors"].keys() == {"FedAvg", "FIPA low rank", "run: FIPA", "centralised"}
+    assert np.allclose(view["solutions"]["FedAvg"], maps["arms"]["FedAvg"], rtol=1e-3)
+    assert view["values"] == pytest.approx([np.min(maps["target"]), np.max(maps["target"])], rel=1e-3)
+    plain = payload.view_payload({"maps": example.views()["maps"]}, {}, "not kept")["maps"]
+    assert (plain["x_label"], plain["y_label"], plain["square"], plain["chosen"]) == ("x", "y", True, None)
+
+
 def test_nulls_in_views_survive():
     curves = {"x": [0, 1], "target": [0, 1], "arms": {"A": [None, 1]}}
     maps = {"extent": [0, 1, 0, 1], "target": [[0, 1]], "arms": {"A": [[None, None]]}}
-    view = payload.view_payload({"curves": curves, "maps": maps}, {})
+    view = payload.view_payload({"curves": curves | {"error": True}, "maps": maps}, {})
     assert view["curves"]["arms"]["A"] == [None, 1]
+    assert view["curves"]["errors"]["A"][0] is None
     json.dumps(view, allow_nan=False)
 
 

@@ -60,7 +60,7 @@ class AdditiveFIPA:
                 "additive statistics are pooled by number of examples: leave ClientUpdate(weight=...) out"
             )
         total = pool(statistics) if len(statistics) > 1 else statistics[0]
-        values, U = nystrom(total)
+        values, U = cohort.remember("nystrom", lambda: nystrom(total))
         inverse, effective_rank, condition_number = filtered_inverse(
             values.double(), self.damping, self.cutoff, noise=len(values) * torch.finfo(values.dtype).eps
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fipa.errors import LayoutError, UpdateError
 from fipa.layout import Layout
 
 C = TypeVar("C", bound=CurvatureSummary)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,13 @@ class Cohort:
     deltas: tuple[Tensor, ...]  # flat (p)
     curvatures: tuple[CurvatureSummary | None, ...]
     num_examples: tuple[int, ...]
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def remember(self, name: str, make: Callable[[], T]) -> T:
+        """What a rule has computed from the cohort alone, for when it is applied again with other settings."""
+        if name not in self.memory:
+            self.memory[name] = make()
+        return self.memory[name]
 
     @property
     def mean_delta(self) -> Tensor:

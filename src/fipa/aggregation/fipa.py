@@ -69,7 +69,7 @@ class FIPA:
         return cls(damping, step * damping)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        stack = Stack(cohort.require(Sketch, "FIPA"), cohort.weights)
+        stack = _stack(cohort, "FIPA")
         solve = ReducedSolve(stack, self.damping, self.cutoff)
         y = stack.times_each(cohort.deltas)
         d = stack.transposed(solve(torch.cat(y)))
@@ -100,7 +100,7 @@ class CompletedFIPA:
         check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        stack = Stack(cohort.require(Sketch, "CompletedFIPA"), cohort.weights)
+        stack = _stack(cohort, "CompletedFIPA")
         solve = ReducedSolve(stack, self.damping, self.cutoff)
         y = stack.times_each(cohort.deltas)
         mean = cohort.mean_delta
@@ -113,6 +113,11 @@ class CompletedFIPA:
             for weight, delta, a, b in zip(cohort.weights, cohort.deltas, y, pull.split(stack.ranks), strict=True)
         ]
         return Step(self.step * d, solve.effective_rank, solve.condition_number, projections)
+
+
+def _stack(cohort: Cohort, rule: str) -> Stack:
+    """The cohort's sketches; built once, for the spectrum is most of the work and does not depend on the damping."""
+    return cohort.remember("stack", lambda: Stack(cohort.require(Sketch, rule), cohort.weights))
 
 
 class ReducedSolve:

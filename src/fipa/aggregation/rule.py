@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from torch import Tensor
 
@@ -108,11 +108,35 @@ def aggregate(
     >>> aggregate(torch.zeros(3), updates, FedAvg()).theta
     tensor([0.2500, 0.2500, 0.2500])
     """
+    return aggregator(theta, updates)(rule, state)
+
+
+@overload
+def aggregator(
+    theta: Tensor, updates: Iterable[ClientUpdate]
+) -> Callable[[Rule, Mapping[str, Tensor] | None], Result[Tensor]]: ...
+@overload
+def aggregator(
+    theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate]
+) -> Callable[[Rule, Mapping[str, Tensor] | None], Result[dict[str, Tensor]]]: ...
+def aggregator(theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> Callable[..., Any]:
+    """`aggregate` for several rules on the same updates: what these have in common is checked and computed once."""
+    cohort, flat, layout = gather(theta, updates)
+    return lambda rule, state=None: _apply(rule, state or {}, theta, cohort, flat, layout)
+
+
+def _apply(
+    rule: Rule,
+    state: Mapping[str, Tensor],
+    theta: Tensor | Mapping[str, Tensor],
+    cohort: Cohort,
+    flat: Tensor,
+    layout: Layout | None,
+) -> Result[Tensor] | Result[dict[str, Tensor]]:
     if isinstance(rule, type) or not callable(rule):
         name = getattr(rule, "__name__", "FIPA")
         raise FipaError(f"rule={rule!r} is not a rule: make one, as rule=fipa.{name}()")
-    cohort, flat, layout = gather(theta, updates)
-    step = rule(cohort, state or {})
+    step = rule(cohort, state)
     if not bool(step.change.isfinite().all()):
         raise Diverged(f"{rule} made NaN or infinity of finite updates: raise the damping, or lower the learning rate")
     changed = flat + step.change

@@ -31,6 +31,7 @@ class Stack:
         self.vectors = [s.eigenvectors for s in sketches]
         self.scales = [(w * s.eigenvalues.double()).sqrt() for w, s in zip(weights, sketches, strict=True)]
         self.ranks = [s.rank for s in sketches]
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,18 +59,22 @@ class Stack:
         return total
 
     def spectrum(self, resolution: float) -> tuple[Tensor, Tensor]:
-        r"""Eigenvalues (descending) and eigenvectors (R x R) of $A A^\top$, in float64."""
+        r"""Eigenvalues (descending) and eigenvectors (R x R) of $A A^\top$, in float64; each way is computed once."""
         if sum(self.ranks) == 0:
             empty = self.scales[0].new_zeros(0)
             return empty, empty.reshape(0, 0)
-        if resolution >= _SAFE_AS_GRAM:
-            gram = self._gram(self.dtype if resolution >= _SAFE_IN_OWN_DTYPE else torch.float64)
-            values, vectors = torch.linalg.eigh(gram)
-            return values.flip(0).clamp(min=0), vectors.flip(1)
-        _, singular, right = torch.linalg.svd(self._triangular_factor())
-        values = singular.new_zeros(len(right))  # more rows than parameters: the rest of the eigenvalues are zero
-        values[: len(singular)] = singular.square()
-        return values, right.T
+        way = "own" if resolution >= _SAFE_IN_OWN_DTYPE else "gram" if resolution >= _SAFE_AS_GRAM else "factor"
+        if way not in self._known:
+            if way == "factor":
+                _, singular, right = torch.linalg.svd(self._triangular_factor())
+                values = singular.new_zeros(len(right))  # more rows than parameters: the rest are zero
+                values[: len(singular)] = singular.square()
+                self._known[way] = values, right.T
+            else:
+                gram = self._gram(self.dtype if way == "own" else torch.float64)
+                values, vectors = torch.linalg.eigh(gram)
+                self._known[way] = values.flip(0).clamp(min=0), vectors.flip(1)
+        return self._known[way]
 
     def _gram(self, dtype: torch.dtype) -> Tensor:
         """Upper blocks only, client by client: the rest follows by symmetry."""

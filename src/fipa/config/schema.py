@@ -37,6 +37,7 @@ from fipa.federation.plans import (
 )
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage
+from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
 
 RULES: dict[str, type] = {
@@ -95,7 +96,8 @@ else:  # tables that are told apart by their name
 
     RuleSpec, LocalSpec, ProblemSpec = map(_one_of, (SPECS["rule"], SPECS["local"], SPECS["problem"]))
 
-SETTINGS = (AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults)  # plain classes that are tables, too
+# plain classes that are tables, too
+SETTINGS = (AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults, Points, Region)
 for _settings_class in SETTINGS:
     setattr(_settings_class, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
 
@@ -299,7 +301,7 @@ class Experiment(Strict):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     control: str | None = None
     reference: str | None = None
-    figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "generic"] = "generic"
+    figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "pde1d", "pde2d", "generic"] = "generic"
     problem: ProblemSpec
     engine: EngineSpec = EngineSpec()
     arms: tuple[ArmSpec, ...]

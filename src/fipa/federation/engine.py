@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregate
+from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregator
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.local_rules import Scaffold
 from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
 from fipa.federation.executor import Executor
+from fipa.federation.memory import peak_mib, reset_peak
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.site import SERVER, Order, Reply
 from fipa.federation.stage import Stage, stage_at
@@ -96,6 +97,7 @@ class Federation:
         self.num_examples = [client.num_examples for client in self.site.clients]
         first = arm.participation.select(self.num_examples, seed, 1)
         executor.prepare(seed, arm.centralised, self.site.groups(first, arm.group), self.site.initial)
+        reset_peak(executor.pids)
 
     def start(self) -> State:
         """Before the first round."""
@@ -162,6 +164,7 @@ class Federation:
             "metric": self.site.problem.evaluate(theta),
             "loss": self._mean(in_time, [reply.loss for reply in in_time]),
             "seconds": seconds,
+            "peak_memory_mib": peak_mib(self._executor.pids),
             "uplink_bytes": 0 if self.arm.centralised else uplink,
             "downlink_bytes": 0 if self.arm.centralised else downlink,
             "rank": sum(ranks) / len(ranks) if ranks else 0.0,
@@ -192,7 +195,7 @@ class Federation:
             downlink *= 2
         if order.asks_for_gradients and clients:
             groups = self.site.groups(clients, self.arm.group)
-            total = self._executor.gradients(self.seed, self.arm.centralised, groups, state.theta).sum(dim=0)
+            total = self._executor.gradients(self.seed, self.arm.centralised, groups, state.theta, k).sum(dim=0)
             order = replace(order, gradient_norm=float(total.norm()))
             uplink += size * len(clients)
         return order, uplink, downlink
@@ -244,12 +247,15 @@ class Federation:
     ) -> Outcome:
         """The server's part."""
         rule: Any = stage.rule_at(place)
+        k = state.round_number + 1
+
+        apply = aggregator(state.theta, updates)
 
         def propose(rule: Rule) -> Result[Tensor]:
-            return aggregate(state.theta, updates, rule, state.rule_state)
+            return apply(rule, state.rule_state)
 
         def probe(theta: Tensor) -> float:
-            return self._mean(in_time, self._executor.losses(self.seed, self.arm.centralised, groups, theta))
+            return self._mean(in_time, self._executor.losses(self.seed, self.arm.centralised, groups, theta, k))
 
         settings = {name: _setting(rule, name) for name in ("damping", "step")}
         control = stage.control

@@ -67,6 +67,12 @@ class Executor:
         """The clients as this process sees them."""
         return _site(self._factory, seed, centralised)
 
+    @property
+    def pids(self) -> list[int]:
+        """This process and its workers."""
+        workers = multiprocessing.active_children() if self._pool is not None else []
+        return [os.getpid(), *(worker.pid for worker in workers if worker.pid is not None)]
+
     def prepare(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> None:
         """Start workers and build their sites before a clock runs."""
         for _ in range(1 if self._pool is None else 2 * self._workers):  # often enough that each worker gets some
@@ -76,19 +82,23 @@ class Executor:
         """Training and curvature, group by group; answers in the order of the groups."""
         return [reply for part in self._map("work", seed, centralised, groups, order) for reply in part]
 
-    def losses(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> list[float]:
-        """Clients' losses at a model, in this process: too cheap to send away."""
+    def losses(
+        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
+    ) -> list[float]:
+        """Clients' losses at a model on a round's data, in this process: too cheap to send away."""
         site = self.site(seed, centralised)
-        return [loss for group in groups for loss in site.losses(group, theta)]
+        return [loss for group in groups for loss in site.losses(group, theta, round_number)]
 
-    def gradients(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> Tensor:
-        """Clients' gradients at a model (M x p)."""
-        return torch.cat(self._map("gradients", seed, centralised, groups, theta))
+    def gradients(
+        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
+    ) -> Tensor:
+        """Clients' gradients at a model (M x p) on a round's data."""
+        return torch.cat(self._map("gradients", seed, centralised, groups, theta, round_number))
 
-    def _map(self, name: str, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], what: Any) -> list[Any]:
+    def _map(self, name: str, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], *what: Any) -> list[Any]:
         if self._pool is None:
             site = self.site(seed, centralised)
-            return [getattr(site, name)(group, what) for group in groups]
+            return [getattr(site, name)(group, *what) for group in groups]
         payload = pickle.dumps(what)
         futures = [self._pool.submit(_in_worker, name, seed, centralised, group, payload) for group in groups]
         return [pickle.loads(future.result()) for future in futures]
@@ -127,4 +137,4 @@ def _in_worker(name: str, seed: int, centralised: bool, group: tuple[int, ...], 
     """Tensors travel as plain bytes: torch's shared memory would need a file descriptor for each."""
     assert _factory is not None
     site = _site(_factory, seed, centralised)
-    return pickle.dumps(getattr(site, name)(group, pickle.loads(payload)))
+    return pickle.dumps(getattr(site, name)(group, *pickle.loads(payload)))

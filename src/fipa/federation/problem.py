@@ -27,6 +27,8 @@ class Curves:
     title: str = "fit after the last round"
     x_label: str = "x"
     y_label: str = "u(x)"
+    error: bool = False  # draw the pointwise error as well
+    target_label: str = "target"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,9 @@ class Maps:
     predict: Callable[[nn.Module], Tensor]
     boxes: tuple[tuple[float, float, float, float], ...] = ()  # the clients' parts
     title: str = "after the last round"
+    x_label: str = "x"
+    y_label: str = "y"
+    target_label: str = "target"
 
 
 class Problem:
@@ -58,6 +63,9 @@ class Problem:
         `Curves` or `Maps` for the report.
     params
         Which parameters are trained and sent: see `fipa.parameters_of`.
+    resample
+        `resample(round_number)` gives the clients new data for a round, of the same form as `clients`; the same ones
+        whenever it is asked.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Problem:
         scale: Literal["log", "linear"] = "log",
         picture: Curves | Maps | None = None,
         params: ParamSelection = None,
+        resample: Callable[[int], Sequence[Client]] | None = None,
     ) -> None:
         if not clients:
             raise FipaError("a problem needs at least one client")
@@ -80,6 +89,7 @@ class Problem:
         self.metric = metric
         self.name, self.goal, self.scale = name, goal, scale
         self.picture = picture
+        self.resample = resample
         self.layout = Layout.of(parameters_of(model, params))
         self.initial = self.theta()
         for path, module in model.named_modules():

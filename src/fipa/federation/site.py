@@ -16,7 +16,7 @@ from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.curvature.additive import AdditiveStatistics
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvatureSummary
-from fipa.errors import Diverged, NotFinite
+from fipa.errors import Diverged, FipaError, NotFinite
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for, seed_for
@@ -71,10 +71,24 @@ class Site:
         self.problem = problem
         self.seed = seed
         self.initial = problem.initial
-        self.clients: tuple[Client, ...] = (pooled(problem.clients),) if centralised else problem.clients
-        self._objectives = [Objective(problem.model, problem.layout, client) for client in self.clients]
-        self._stacks: dict[tuple[int, ...], StackedObjective] = {}
+        self._centralised = centralised
         self._traces: Traces = {}
+        self._round = 0
+        self._take(problem.clients)
+
+    def _take(self, clients: Sequence[Client]) -> None:
+        self.clients: tuple[Client, ...] = (pooled(clients),) if self._centralised else tuple(clients)
+        self._objectives = [Objective(self.problem.model, self.problem.layout, client) for client in self.clients]
+        self._stacks: dict[tuple[int, ...], StackedObjective] = {}
+
+    def _turn(self, round_number: int) -> None:
+        """Have the data of that round, if they change with the rounds."""
+        if self.problem.resample is not None and round_number != self._round:
+            forms = [objective.form for objective in self._objectives]
+            self._take(self.problem.resample(round_number))
+            if [objective.form for objective in self._objectives] != forms:
+                raise FipaError(f"resample({round_number}) returned data of another form than the problem's clients")
+            self._round = round_number
 
     def groups(self, clients: Sequence[int], size: int) -> list[tuple[int, ...]]:
         """Cut clients, in order, into groups of at most `size` that can be trained side by side."""
@@ -88,14 +102,16 @@ class Site:
                 groups.append((client,))
         return groups
 
-    def losses(self, clients: Sequence[int], theta: Tensor) -> list[float]:
-        """Each client's loss at the same parameters."""
+    def losses(self, clients: Sequence[int], theta: Tensor, round_number: int = 0) -> list[float]:
+        """Each client's loss at the same parameters, on the data of a round."""
+        self._turn(round_number)
         self.problem.model.eval()
         stack = self._stack(clients)
         return stack.losses(theta.expand(len(clients), -1)).tolist()
 
-    def gradients(self, clients: Sequence[int], theta: Tensor) -> Tensor:
-        """Each client's full gradient (M x p) at the same parameters."""
+    def gradients(self, clients: Sequence[int], theta: Tensor, round_number: int = 0) -> Tensor:
+        """Each client's full gradient (M x p) at the same parameters, on the data of a round."""
+        self._turn(round_number)
         self.problem.model.eval()
         return self._stack(clients).gradients(theta.expand(len(clients), -1))
 
@@ -109,14 +125,14 @@ class Site:
 
     def work(self, clients: Sequence[int], order: Order) -> list[Reply]:
         """Local training and curvature of a group of clients."""
-        losses = self.losses(clients, order.theta)
+        losses = self.losses(clients, order.theta, order.round_number)
         for client, loss in zip(clients, losses, strict=True):
             if not math.isfinite(loss):
                 raise Diverged(
                     f"round {order.round_number}: the loss of client {client} is {loss} at the broadcast model"
                 )
         needs_gradients = order.asks_for_gradients or isinstance(order.local, GaussNewton)
-        gradients = self.gradients(clients, order.theta) if needs_gradients else None
+        gradients = self.gradients(clients, order.theta, order.round_number) if needs_gradients else None
         notes: dict[int, list[str]] = {client: [] for client in clients}
         self.problem.load(order.theta)
 

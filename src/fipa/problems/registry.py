@@ -14,7 +14,10 @@ import torch
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import seed_for
+from fipa.problems.burgers import burgers
+from fipa.problems.elliptic import elliptic, poisson
 from fipa.problems.fitting import mixture2d, sine
+from fipa.problems.inverse import inverse
 
 
 def python(seed: int, *, file: str) -> Problem:
@@ -44,4 +47,12 @@ def python(seed: int, *, file: str) -> Problem:
     return made
 
 
-PROBLEMS: dict[str, Callable[..., Problem]] = {"sine": sine, "mixture2d": mixture2d, "python": python}
+PROBLEMS: dict[str, Callable[..., Problem]] = {
+    "sine": sine,
+    "mixture2d": mixture2d,
+    "elliptic": elliptic,
+    "poisson": poisson,
+    "burgers": burgers,
+    "inverse": inverse,
+    "python": python,
+}

@@ -17,6 +17,7 @@ __all__ = [
     "MIB",
     "ArmSummary",
     "best_arm",
+    "best_federated",
     "cumulative",
     "diverged",
     "final_metric",
@@ -43,6 +44,8 @@ class ArmSummary:
         seed that diverged counts as infinity (minus infinity if the goal is "max"), whatever it had reached before.
     rounds, seconds, uplink_bytes
         The most rounds of any seed; medians over the seeds of the totals.
+    peak_memory_mib
+        The largest of any round and seed; NaN if it was not measured.
     status
         "finished", "running", "diverged", or for example "diverged 1/3".
     diverged, worse_than_start
@@ -63,6 +66,7 @@ class ArmSummary:
     best: float
     seconds: float
     uplink_bytes: float
+    peak_memory_mib: float
     status: str
     diverged: int
     worse_than_start: int
@@ -127,6 +131,14 @@ def best_arm(results: Results, summaries: Sequence[ArmSummary]) -> ArmSummary | 
     return min(finite, key=lambda s: sign * s.final_median, default=None)
 
 
+def best_federated(results: Results) -> str | None:
+    """The best arm besides the control, the reference and those that pool the data of all clients."""
+    settings = (results.get("config") or {}).get("arms") or []
+    pooled = [arm["name"] for arm in settings if arm.get("centralised")]
+    best = best_arm(results, [s for s in summary(results) if s.arm not in (results["control"], *pooled)])
+    return None if best is None else best.arm
+
+
 def _summarise(results: Results, arm: str) -> ArmSummary:
     seeds = results["arms"][arm]
     goal, bad = results["metric"]["goal"], worst(results)
@@ -152,6 +164,7 @@ def _summarise(results: Results, arm: str) -> ArmSummary:
         best=statistics.middle(best),
         seconds=_median_total(seeds, "seconds"),
         uplink_bytes=_median_total(seeds, "uplink_bytes"),
+        peak_memory_mib=_largest(seeds, "peak_memory_mib"),
         status=_status(gone, len(seeds), any(record.get("status") == "running" for record in seeds.values())),
         diverged=gone,
         worse_than_start=sum(_worse_than_start(record, goal) for record in seeds.values()),
@@ -163,6 +176,10 @@ def _summarise(results: Results, arm: str) -> ArmSummary:
 def _median_total(seeds: dict[str, Record], key: str) -> float:
     totals = [sum(v or 0.0 for v in record[key]) for record in seeds.values() if record.get(key)]
     return statistics.middle(np.array(totals)) if totals else math.nan
+
+
+def _largest(seeds: dict[str, Record], key: str) -> float:
+    return max((v for record in seeds.values() for v in record.get(key) or [] if v is not None), default=math.nan)
 
 
 def _status(gone: int, seeds: int, running: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fipa.report import panels
-from fipa.report.data import Results, best_arm, load_results, load_views, series_band, summary
-from fipa.report.payload import by_client, error_range, log_error, varies
+from fipa.report.data import Results, best_federated, load_results, load_views, series_band
+from fipa.report.payload import by_client, error_range, varies, view_errors
 from fipa.report.style import Style, arm_styles
 
 DPI = 160
@@ -89,23 +89,64 @@ def _gauss_newton(results: Results, views: Views, styles: Styles) -> Figure:
     return figure
 
 
+def _pde1d(results: Results, views: Views, styles: Styles) -> Figure:
+    curves = views.get("curves")
+    figure, axes = _grid([2, 2] if curves else [2], width=5.6, height=3.3)
+    for place, x in zip(axes, ("rounds", "seconds"), strict=False):
+        panels.metric_curves(place, results, styles, x)
+    if curves:
+        panels.fitted_curves(axes[2], curves, styles)
+        panels.error_curves(axes[3], curves, styles)
+        axes[2].set_title(panels.plain(curves.get("title", "")), fontsize=10)
+    _legend_below(figure, *axes[2:3], axes[0])
+    return figure
+
+
 def _fit2d(results: Results, views: Views, styles: Styles) -> Figure:
+    errors = [results["control"], best_federated(results)]
+    return _with_maps(results, views, styles, ["seconds"], errors=errors, width=3.6, least=7.2)
+
+
+def _pde2d(results: Results, views: Views, styles: Styles) -> Figure:
+    best = best_federated(results)
+    errors = [best, results["control"]]
+    return _with_maps(
+        results, views, styles, ["rounds", "seconds"], solutions=[best], errors=errors, width=3.6, least=10.8
+    )
+
+
+def _with_maps(
+    results: Results,
+    views: Views,
+    styles: Styles,
+    against: list[str],
+    *,
+    solutions: Sequence[str | None] = (),
+    errors: Sequence[str | None],
+    width: float,
+    least: float,
+) -> Figure:
+    """The metric above the target, solutions and errors of arms, as far as their final models were kept."""
     maps = views.get("maps")
-    # the control and the best of the others, as far as their final models were kept
-    others = [s for s in summary(results) if s.arm != results["control"]]
-    best = best_arm(results, others)
-    wanted = [results["control"], best.arm if best else None]
-    arms = [arm for arm in wanted if maps and arm in maps["arms"]]
-    figure, axes = _grid([1, 1 + len(arms)] if maps else [1], width=3.6, height=3.2, least=7.2)
-    panels.metric_curves(axes[0], results, styles, "seconds")
-    axes[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    kept = maps["arms"] if maps else {}
+    solved, wrong = ([arm for arm in arms if arm is not None and arm in kept] for arms in (solutions, errors))
+    rows = [len(against), 1 + len(solved) + len(wrong)] if maps else [len(against)]
+    figure, axes = _grid(rows, width=width, height=3.2, least=least)
+    curves, pictures = axes[: len(against)], axes[len(against) :]
+    for place, x in zip(curves, against, strict=True):
+        panels.metric_curves(place, results, styles, x)
+    curves[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     if maps:
-        figure.colorbar(panels.target_map(axes[1], maps), ax=axes[1])
-        target = np.asarray(maps["target"], dtype=float)
-        limits = error_range([log_error(np.asarray(maps["arms"][arm], dtype=float), target) for arm in arms])
-        images = [panels.error_map(place, maps, arm, limits) for place, arm in zip(axes[2:], arms, strict=True)]
+        values, mistakes = pictures[: 1 + len(solved)], pictures[1 + len(solved) :]
+        image = panels.target_map(values[0], maps)
+        for place, arm in zip(values[1:], solved, strict=True):
+            panels.solution_map(place, maps, arm)
+        figure.colorbar(image, ax=values)
+        logs = view_errors(maps)
+        limits = error_range([logs[arm] for arm in wrong])
+        images = [panels.error_map(place, maps, arm, limits) for place, arm in zip(mistakes, wrong, strict=True)]
         if images:
-            bar = figure.colorbar(images[0], ax=axes[2:])
+            bar = figure.colorbar(images[0], ax=mistakes)
             bar.locator = MaxNLocator(nbins=6, integer=limits[1] - limits[0] >= 2)
             bar.formatter = FuncFormatter(lambda value, _: f"{10.0**value:.0e}")
             bar.update_ticks()
@@ -144,7 +185,7 @@ def _legend_below(figure: Figure, *axes: Axes) -> None:
         entries |= dict(zip(labels, handles, strict=True))
     # A character is 5 points wide at this size, a handle with its gaps 40.
     widest = 5 * max(map(len, entries), default=1) + 40
-    columns = max(1, min(4, len(entries), int(72 * figure.get_figwidth() // widest)))
+    columns = max(1, min(6, len(entries), int(72 * figure.get_figwidth() // widest)))
     figure.legend(
         entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )
@@ -155,5 +196,7 @@ LAYOUTS: dict[str, Callable[[Results, Views, Styles], Figure]] = {
     "adaptive": _adaptive,
     "gauss-newton": _gauss_newton,
     "fit2d": _fit2d,
+    "pde1d": _pde1d,
+    "pde2d": _pde2d,
     "generic": _generic,
 }

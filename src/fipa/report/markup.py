@@ -59,7 +59,9 @@ def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
     """The sortable table of final metrics; a row is a label, the run it is from and its summary."""
     metric = rows[0][1]["metric"]
     heads = ["arm", "rounds", f"final {metric['name']}, median [range]", "mean ± std", "best round, median"]
-    heads += ["seconds", "uplink MiB", "status", "against the control"]
+    measured = any(not math.isnan(s.peak_memory_mib) for _, _, s in rows)
+    heads += ["seconds", "uplink MiB", *(["peak memory MiB"] if measured else [])]
+    heads += ["status", "against the control"]
     body = ""
     for label, _, s in rows:
         paired = s.ratio_to_control or s.difference_to_control
@@ -75,6 +77,7 @@ def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
             (s.best, number(s.best)),
             (s.seconds, number(s.seconds)),
             (s.uplink_bytes / MIB, mebibytes(s.uplink_bytes)),
+            *([(s.peak_memory_mib, number(s.peak_memory_mib))] if measured else []),
             (s.status, s.status),
             (paired.value if paired else "", against_control(s)),
         ]
@@ -93,6 +96,8 @@ def table_note(runs: Sequence[Results]) -> str:
         mean = "mean of arm - control"
     if controls:
         parts.append(f"Against the control ({', '.join(controls)}): {mean} over common seeds [range].")
+    if any(record.get("peak_memory_mib") for run in runs for arm in run["arms"].values() for record in arm.values()):
+        parts.append("Peak memory is the largest of any round and seed.")
     return " ".join(parts)
 
 

@@ -77,7 +77,8 @@ function wireSection(root, section) {
   const series = () => boxOf("series") && draw(boxOf("series"), seriesChart(section, state));
   const gap = () => boxOf("gap") && draw(boxOf("gap"), gapChart(section, state));
   const fits = () => section.views.forEach((view, k) => view.curves && draw(boxOf(`fit-${k}`), fitChart(view.curves, section, state)));
-  const lines = () => [metric, series, gap, fits].forEach((redraw) => redraw());
+  const errors = () => section.views.forEach((view, k) => view.curves?.errors && draw(boxOf(`error-${k}`), errorChart(view.curves, section, state)));
+  const lines = () => [metric, series, gap, fits, errors].forEach((redraw) => redraw());
 
   legend(root.querySelector(".legend"), section, state, lines);
   wireChoice(root, "axis", (value) => { state.axis = value; metric(); });
@@ -104,13 +105,18 @@ function wireSection(root, section) {
   for (const name of ["schedule", "steering"]) boxOf(name)?.classList.add("tall");
   perArm(root, "schedule", section, scheduleChart);
   perArm(root, "steering", section, steeringChart);
-  section.views.forEach((view, k) => view.maps && wireMaps(boxOf(`maps-${k}`), view.maps));
+  section.views.forEach((view, k) => view.maps && wireMaps(root.querySelector(`[data-block="maps-${k}"]`), view.maps));
 }
 
-function wireMaps(grid, view) {
+function wireMaps(block, view) {
+  const grid = block.querySelector(".chart");
+  const menu = block.querySelector("[data-arm]");
+  fill(menu, Object.keys(view.solutions));
+  if (view.chosen !== null) menu.value = view.chosen;
   grid.classList.add("maps");
-  grid.replaceChildren(...mapCharts(view).map(() => document.createElement("div")));
-  const redraw = () => mapCharts(view).forEach((chart, k) => draw(grid.children[k], chart, { ...CONFIG, displayModeBar: false }));
+  grid.replaceChildren(...mapCharts(view, menu.value).map(() => document.createElement("div")));
+  const redraw = () => mapCharts(view, menu.value).forEach((chart, k) => draw(grid.children[k], chart, { ...CONFIG, displayModeBar: false }));
+  menu.addEventListener("change", redraw);
   redraws.push(redraw);
   redraw();
 }

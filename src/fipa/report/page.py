@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from fipa.errors import FipaError
 from fipa.report import markup
-from fipa.report.data import Results, load_results, load_views, summary
+from fipa.report.data import Results, best_federated, load_results, load_views, summary
 from fipa.report.payload import CLIENTS, SERIES, arm_payload, view_payload
 from fipa.report.style import arm_styles
 from fipa.report.words import describe
@@ -100,7 +100,7 @@ def _section_payload(group: Sequence[Run]) -> dict[str, Any]:
         "metric": group[0].results["metric"],
         "names": SERIES,
         "arms": [arm_payload(run.results, arm, run.labels[arm], styles[run.labels[arm]]) for run, arm in arms],
-        "views": [view_payload(run.views, run.labels) for run in group],
+        "views": [view_payload(run.views, run.labels, best_federated(run.results)) for run in group],
     }
 
 
@@ -171,10 +171,15 @@ def _details(some: set[str], data: dict[str, Any], level: int) -> list[str]:
         blocks.append(markup.frame(level, "Gap to the reference trajectory", "gap", note=note))
     for index, view in enumerate(data["views"]):
         if "curves" in view:
-            blocks.append(markup.frame(level, view["curves"]["title"] or "Fitted functions", f"fit-{index}"))
+            title = view["curves"]["title"]
+            blocks.append(markup.frame(level, title or "Fitted functions", f"fit-{index}"))
+            if "errors" in view["curves"]:
+                heading = "Pointwise error" + (f": {title}" if title else "")
+                blocks.append(markup.frame(level, heading, f"error-{index}"))
         if "maps" in view:
-            note = "Absolute error on one colour scale, as powers of ten. Boxes: the clients' regions."
-            blocks.append(markup.frame(level, view["maps"]["title"] or "Error maps", f"maps-{index}", note=note))
+            note = "Errors as powers of ten; the colour scales are the same for all arms. Boxes: the clients' regions."
+            heading = view["maps"]["title"] or "Solutions and errors"
+            blocks.append(markup.frame(level, heading, f"maps-{index}", controls=arm_menu, note=note))
     return blocks
 
 

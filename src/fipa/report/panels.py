@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fipa.report import statistics
 from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
-from fipa.report.payload import CLIENTS, by_client, log_error
+from fipa.report.payload import CLIENTS, NUMBERED, by_client, error_range, square, value_range, view_errors
 from fipa.report.style import BRIGHT, GREY, Style
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -109,29 +109,51 @@ def client_lines(axes: Axes, records: dict[str, Record], key: str, label: str) -
 
 def fitted_curves(axes: Axes, view: dict[str, Any], styles: dict[str, Style]) -> None:
     """The arms' functions over the target; the clients' regions are shaded in turn."""
-    regions = view.get("regions", [])
-    for index, (left, right) in enumerate(pairwise(regions)):
-        axes.axvspan(left, right, color="0.9" if index % 2 == 0 else "0.97", zorder=0, linewidth=0)
-        edge = axes.get_xaxis_transform()
-        axes.text((left + right) / 2, 0.98, f"client {index}", transform=edge, ha="center", va="top", fontsize=8)
-    for arm, values in view["arms"].items():
-        style = styles.get(arm, Style(GREY, "solid"))
-        axes.plot(view["x"], values, color=style.colour, linestyle=DASHES[style.dash], label=plain(arm), linewidth=1.5)
-    axes.plot(view["x"], view["target"], color="black", linestyle=":", label="target", linewidth=1.3)
-    axes.set_xlabel(plain(view.get("x_label", "x")))
+    _arm_lines(axes, view, view["arms"], styles)
+    label = plain(view.get("target_label", "target"))
+    axes.plot(view["x"], view["target"], color="black", linestyle=":", label=label, linewidth=1.3)
     axes.set_ylabel(plain(view.get("y_label", "u(x)")))
     axes.margins(x=0, y=0.12)
-    tidy(axes)
+
+
+def error_curves(axes: Axes, view: dict[str, Any], styles: dict[str, Style]) -> None:
+    """The arms' pointwise errors, over the same regions."""
+    errors = view_errors(view)
+    _arm_lines(axes, view, {arm: 10.0**error for arm, error in errors.items()}, styles)
+    low, high = error_range(errors.values())
+    axes.set_yscale("log")
+    axes.set_ylim(10.0**low, 10.0 ** (high + 0.12 * (high - low)))  # room for the names of the clients
+    axes.margins(x=0)
+    axes.set_ylabel("pointwise error")
 
 
 def target_map(axes: Axes, view: dict[str, Any]) -> ScalarMappable:
-    """The target with the clients' boxes."""
-    return _image(axes, view, np.asarray(view["target"], dtype=float), "target", cmap="viridis")
+    """The target with the clients' boxes and their numbers."""
+    boxes = view.get("boxes", [])
+    x0, x1, *_ = view["extent"]
+    for index, (left, right, _, top) in enumerate(boxes if len(boxes) <= NUMBERED else []):
+        axes.annotate(
+            f"client {index}",
+            (left, top),
+            xytext=(3, -3),
+            textcoords="offset points",
+            rotation=90 if right - left < 0.2 * (x1 - x0) else 0,  # across, it would run into the next box
+            va="top",
+            color="white",
+            fontsize=7,
+            bbox={"facecolor": "black", "alpha": 0.45, "linewidth": 0, "pad": 1.2},
+        )
+    return _solution(axes, view, view["target"], plain(view.get("target_label", "target")))
+
+
+def solution_map(axes: Axes, view: dict[str, Any], arm: str) -> ScalarMappable:
+    """The final model of one arm in the colours of the target."""
+    return _solution(axes, view, view["arms"][arm], plain(arm))
 
 
 def error_map(axes: Axes, view: dict[str, Any], arm: str, limits: tuple[float, float]) -> ScalarMappable:
     """The pointwise error of one arm as a power of ten."""
-    error = log_error(np.asarray(view["arms"][arm], dtype=float), np.asarray(view["target"], dtype=float))
+    error = view_errors(view)[arm]
     return _image(axes, view, error, f"error of {plain(arm)}", cmap="cividis", vmin=limits[0], vmax=limits[1])
 
 
@@ -147,10 +169,32 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _arm_lines(axes: Axes, view: dict[str, Any], lines: dict[str, Any], styles: dict[str, Style]) -> None:
+    regions = list(pairwise(view.get("regions", [])))
+    for index, (left, right) in enumerate(regions):
+        axes.axvspan(left, right, color="0.9" if index % 2 == 0 else "0.97", zorder=0, linewidth=0)
+        if len(regions) <= NUMBERED:
+            edge = axes.get_xaxis_transform()
+            axes.text((left + right) / 2, 0.98, f"client {index}", transform=edge, ha="center", va="top", fontsize=8)
+    for arm, values in lines.items():
+        style = styles.get(arm, Style(GREY, "solid"))
+        axes.plot(view["x"], values, color=style.colour, linestyle=DASHES[style.dash], label=plain(arm), linewidth=1.5)
+    axes.set_xlabel(plain(view.get("x_label", "x")))
+    tidy(axes)
+
+
+def _solution(axes: Axes, view: dict[str, Any], values: Any, title: str) -> ScalarMappable:
+    low, high = value_range(np.asarray(view["target"], dtype=float))
+    return _image(axes, view, np.asarray(values, dtype=float), title, cmap="viridis", vmin=low, vmax=high)
+
+
 def _image(axes: Axes, view: dict[str, Any], values: statistics.Array, title: str, **colours: Any) -> ScalarMappable:
-    image = axes.imshow(values, origin="lower", extent=tuple(view["extent"]), aspect="equal", **colours)
+    aspect: Literal["equal", "auto"] = "equal" if square(view["extent"]) else "auto"
+    image = axes.imshow(values, origin="lower", extent=tuple(view["extent"]), aspect=aspect, **colours)
     for x0, x1, y0, y1 in view.get("boxes", []):
-        axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="white", linestyle="--"))
+        axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="white", linewidth=0.9))
+    axes.set_xlabel(plain(view.get("x_label", "x")))
+    axes.set_ylabel(plain(view.get("y_label", "y")))
     axes.set_title(title, fontsize=10, wrap=True)
     return image
 

@@ -19,6 +19,7 @@ from fipa.report.style import Style
 POINTS = 2000  # of a line
 PIXELS = 160  # of a map, along each axis
 CLIENTS = 20  # lines in a chart by client
+NUMBERED = 9  # client regions in a picture that have room for a number each
 SERIES = {
     "loss": "training loss",
     "rank": "mean number of eigenpairs",
@@ -69,32 +70,16 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
     return {key: value for key, value in payload.items() if value not in (None, {})}
 
 
-def view_payload(views: Json, labels: dict[str, str]) -> Json:
-    """The fitted curves, and maps as the target and the logarithm of each arm's error."""
+def view_payload(views: Json, labels: dict[str, str], chosen: str | None = None) -> Json:
+    """The fitted curves (and their errors), and maps: the target, each arm's solution and the logarithm of its error.
+
+    `chosen` is the arm whose maps are shown first.
+    """
     payload: Json = {}
     if curves := views.get("curves"):
-        seen = thin(len(curves["x"]), POINTS)
-        payload["curves"] = {
-            "title": curves.get("title", ""),
-            "x_label": curves.get("x_label", "x"),
-            "y_label": curves.get("y_label", "u(x)"),
-            "x": numbers(np.asarray(curves["x"], dtype=float)[seen]),
-            "target": numbers(np.asarray(curves["target"], dtype=float)[seen]),
-            "arms": {labels.get(a, a): numbers(np.asarray(v, dtype=float)[seen]) for a, v in curves["arms"].items()},
-            "regions": curves.get("regions", []),
-        }
+        payload["curves"] = _curves(curves, labels)
     if maps := views.get("maps"):
-        target = np.asarray(maps["target"], dtype=float)
-        cut = np.ix_(thin(target.shape[0], PIXELS), thin(target.shape[1], PIXELS))
-        errors = {arm: log_error(np.asarray(v, dtype=float), target)[cut] for arm, v in maps["arms"].items()}
-        payload["maps"] = {
-            "title": maps.get("title", ""),
-            "extent": maps["extent"],
-            "boxes": maps.get("boxes", []),
-            "target": [numbers(row, 4) for row in target[cut]],
-            "errors": {labels.get(arm, arm): [numbers(row, 4) for row in rows] for arm, rows in errors.items()},
-            "range": list(error_range(errors.values())),
-        }
+        payload["maps"] = _maps(maps, labels, chosen)
     return payload
 
 
@@ -115,6 +100,24 @@ def numbers(values: Iterable[float | None], digits: int = 6) -> list[float | Non
 def log_error(prediction: statistics.Array, target: statistics.Array) -> statistics.Array:
     """The decimal logarithm of the pointwise error; an exact hit counts as 1e-16."""
     return np.log10(np.maximum(np.abs(prediction - target), 1e-16))
+
+
+def view_errors(view: Json) -> dict[str, statistics.Array]:
+    """The logarithm of every arm's pointwise error."""
+    target = np.asarray(view["target"], dtype=float)
+    return {arm: log_error(np.asarray(values, dtype=float), target) for arm, values in view["arms"].items()}
+
+
+def square(extent: Sequence[float]) -> bool:
+    """True if both sides are equally long: else they may well have different units."""
+    left, right, bottom, top = extent
+    return math.isclose(right - left, top - bottom)
+
+
+def value_range(values: statistics.Array) -> tuple[float, float]:
+    """Smallest and largest finite value."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
 
 
 def error_range(errors: Iterable[statistics.Array]) -> tuple[float, float]:
@@ -156,6 +159,55 @@ def _fit(gap: Band) -> Json:
     line = statistics.power_law(gap.median.tolist())
     guide = statistics.inverse_guide(gap.median.tolist(), line.first if line else 0)
     return {"exponent": round(line.slope, 3) if line else None, "guide": numbers([guide])[0]}
+
+
+def _curves(view: Json, labels: dict[str, str]) -> Json:
+    seen = thin(len(view["x"]), POINTS)
+    regions = view.get("regions", [])
+    payload: Json = {
+        "title": view.get("title", ""),
+        "x_label": view.get("x_label", "x"),
+        "y_label": view.get("y_label", "u(x)"),
+        "target_label": view.get("target_label", "target"),
+        "x": numbers(np.asarray(view["x"], dtype=float)[seen]),
+        "target": numbers(np.asarray(view["target"], dtype=float)[seen]),
+        "arms": {labels.get(a, a): numbers(np.asarray(v, dtype=float)[seen]) for a, v in view["arms"].items()},
+        "regions": regions,
+        "numbered": len(regions) - 1 <= NUMBERED,
+    }
+    if view.get("error"):
+        errors = view_errors(view)
+        payload["errors"] = {labels.get(arm, arm): numbers(10.0 ** e[seen], 4) for arm, e in errors.items()}
+        payload["range"] = list(error_range(errors.values()))
+    return payload
+
+
+def _maps(view: Json, labels: dict[str, str], chosen: str | None) -> Json:
+    target = np.asarray(view["target"], dtype=float)
+    cut = np.ix_(thin(target.shape[0], PIXELS), thin(target.shape[1], PIXELS))
+    errors = {labels.get(arm, arm): error[cut] for arm, error in view_errors(view).items()}
+    solutions = {labels.get(arm, arm): np.asarray(values, dtype=float)[cut] for arm, values in view["arms"].items()}
+    boxes = view.get("boxes", [])
+    return {
+        "title": view.get("title", ""),
+        "x_label": view.get("x_label", "x"),
+        "y_label": view.get("y_label", "y"),
+        "target_label": view.get("target_label", "target"),
+        "extent": view["extent"],
+        "square": square(view["extent"]),
+        "boxes": boxes,
+        "numbered": len(boxes) <= NUMBERED,
+        "target": _rows(target[cut]),
+        "values": numbers(value_range(target), 4),
+        "solutions": {label: _rows(solution) for label, solution in solutions.items()},
+        "errors": {label: _rows(error) for label, error in errors.items()},
+        "range": list(error_range(errors.values())),
+        "chosen": labels.get(chosen, chosen) if chosen is not None and chosen in view["arms"] else None,
+    }
+
+
+def _rows(grid: statistics.Array) -> list[list[float | None]]:
+    return [numbers(row, 4) for row in grid]
 
 
 def _schedule(record: Record) -> Json:

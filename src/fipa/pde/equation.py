@@ -1,0 +1,250 @@
+r"""An equation, and the federated problem of solving it with a network (paper Eqs. `eq:pde_loss` to `eq:pde_fisher`).
+
+Client m minimises on its part of the domain, with its share of the boundary,
+
+$$\mathcal L_m(\theta) = \frac1{2 n} \sum_i \mathcal R[u_\theta](x_i)^2
++ \frac{\lambda}{2 b} \sum_j \mathcal B[u_\theta](s_j)^2 ,$$
+
+and sketches the Gauss-Newton matrix of this very loss: interior and boundary rows carry the same weights in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fipa.clients.client import Client
+from fipa.curvature.terms import Residual
+from fipa.errors import FipaError
+from fipa.federation.problem import Curves, Maps, Problem
+from fipa.federation.randomness import generator_for
+from fipa.pde.domain import Box, Face, Region, check_split
+from fipa.pde.field import Field
+
+Operator = Callable[[Field, Tensor, Tensor], Tensor]
+Values = Callable[[Tensor], Tensor]
+
+
+def zero(x: Tensor) -> Tensor:
+    """Nothing: the source or the boundary values of many equations."""
+    return x.new_zeros(len(x))
+
+
+def dirichlet(u: Field, x: Tensor, g: Tensor) -> Tensor:
+    """U = g."""
+    return u.value - g
+
+
+@dataclass(frozen=True, eq=False)
+class PDE:
+    """What is to be solved.
+
+    Parameters
+    ----------
+    domain
+        A box; time may be one of its axes.
+    residual
+        `residual(u, x, f)` at points x (n, d) inside, with f = `source(x)`: (n), zero where the equation holds.
+    source
+        f (n) at points (n, d).
+    exact
+        The solution (n) where it is known, to measure the error by.
+    condition, values
+        `condition(u, x, g)` at points of the boundary, with g = `values(x)`: (n), zero where the condition holds.
+    faces
+        Faces that the condition holds on; None for all.
+    laplacian
+        The residual needs no second derivative but the Laplacian, which is then cheaper.
+    """
+
+    domain: Box
+    residual: Operator
+    source: Values = zero
+    exact: Values | None = None
+    condition: Operator = dirichlet
+    values: Values = zero
+    faces: tuple[Face, ...] | None = None
+    laplacian: bool = False
+
+    def interior(self, model: Callable[..., Any], x: Tensor, f: Tensor) -> Tensor:
+        """Residuals (n) of the equation."""
+        u = Field(model, x, laplacian=self.laplacian)
+        _ = u.expanded  # an equation has derivatives: the value comes with them
+        return self.residual(u, x, f)
+
+    def boundary(self, model: Callable[..., Any], x: Tensor, g: Tensor) -> Tensor:
+        """Residuals (n) of the condition."""
+        return self.condition(Field(model, x), x, g)
+
+    @property
+    def conditions(self) -> tuple[Face, ...]:
+        """Faces with a condition."""
+        return self.domain.faces if self.faces is None else self.faces
+
+
+@dataclass(frozen=True)
+class Points:
+    """How many, and how often anew.
+
+    Parameters
+    ----------
+    interior
+        Of each client.
+    boundary
+        Of each client on each face of the domain that it owns a part of.
+    test
+        To measure the error on.
+    fresh
+        Draw new points for every round.
+    """
+
+    interior: int
+    boundary: int = 1
+    test: int = 1024
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("interior", "boundary", "test"):
+            if getattr(self, name) < 1:
+                raise FipaError(f"problem.{name} must be at least 1, got {getattr(self, name)}")
+
+
+def federated(
+    pde: PDE,
+    regions: Sequence[Region],
+    model: nn.Module,
+    points: Points,
+    *,
+    seed: int,
+    penalty: float = 1.0,
+    extra: Callable[[int, Region], Sequence[Residual]] | None = None,
+    metric: Callable[[nn.Module], float | Tensor] | None = None,
+    name: str = "relative L2 error",
+    labels: tuple[str, str] = ("x₁", "x₂"),
+) -> Problem:
+    r"""The problem of solving an equation with one client for each region.
+
+    Parameters
+    ----------
+    penalty
+        $\lambda$.
+    extra
+        `extra(client, region)`: further terms of a client's loss, such as measurements.
+    metric, name
+        Instead of the relative L2 error against `pde.exact`; without either, the root mean square of the residual.
+    labels
+        Of the axes in pictures.
+    """
+    if not penalty > 0:
+        raise FipaError(f"problem.penalty must be positive, got {penalty}")
+    check_split(pde.domain, regions, pde.conditions)
+    interior, boundary = pde.interior, pde.boundary  # one object each: clients of one form are trained side by side
+
+    def client(number: int, region: Region, round_number: int) -> Client:
+        generator = generator_for(seed, "data", round_number, number)
+        x = region.box.uniform(points.interior, generator)
+        terms = [Residual(interior, x, _finite(pde.source(x), x, "source"))]
+        faces = region.faces(pde.domain, pde.conditions)
+        if faces:
+            s = torch.cat([region.box.on_face(face, points.boundary, generator) for face in faces])
+            terms.append(Residual(boundary, s, _finite(pde.values(s), s, "boundary value"), weight=penalty))
+        return Client((*terms, *(extra(number, region) if extra else ())))
+
+    def draw(round_number: int) -> list[Client]:
+        return [client(number, region, round_number) for number, region in enumerate(regions)]
+
+    clients = draw(0)
+    for number, one in enumerate(clients):
+        for term in one.data:
+            _check_rows(term, model, number)
+    if metric is None:
+        metric, name = _error(pde, points.test, seed, name)
+    return Problem(
+        model,
+        clients,
+        metric,
+        name=name,
+        picture=_picture(pde, regions, labels),
+        resample=draw if points.fresh else None,
+    )
+
+
+def relative_error(u: Tensor, exact: Tensor) -> Tensor:
+    r"""$|u - u^*|_2 / |u^*|_2$."""
+    return torch.linalg.vector_norm(u - exact) / torch.linalg.vector_norm(exact)
+
+
+def _error(pde: PDE, count: int, seed: int, name: str) -> tuple[Callable[[nn.Module], Tensor], str]:
+    """On a regular grid in one dimension, at random points in several."""
+    domain = pde.domain
+    x = domain.grid([count]) if domain.axes == 1 else domain.uniform(count, generator_for(seed, "test"))
+    if pde.exact is None:
+        f = pde.source(x)
+        return lambda model: pde.interior(model, x, f).square().mean().sqrt(), "root mean square of the residual"
+    exact = _finite(pde.exact(x), x, "exact solution")
+    if not bool(exact.any()):
+        raise FipaError("the exact solution is zero at every test point: a relative error has no meaning there")
+    return lambda model: relative_error(model(x)[:, 0], exact), name
+
+
+def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side: int = 65) -> Curves | Maps | None:
+    """The solution as a curve, as a map, or as a map through the middle of the other axes."""
+    domain = pde.domain
+    if pde.exact is None:
+        return None
+    if domain.axes == 1:
+        x = domain.grid([401])
+        edges = sorted({domain.low[0], domain.high[0], *(e for r in regions for e in (r.low[0], r.high[0]))})
+        return Curves(
+            x[:, 0],
+            pde.exact(x),
+            lambda model: model(x)[:, 0],
+            tuple(edges),
+            "solution after the last round",
+            labels[0],
+            "u",
+            error=True,
+            target_label="exact solution",
+        )
+    middle = [(a + b) / 2 for a, b in zip(domain.low, domain.high, strict=True)]
+    plane = Box(domain.low[:2], domain.high[:2]).grid([side, side])
+    x = torch.tensor(middle, dtype=torch.float64).repeat(len(plane), 1)
+    x[:, :2] = plane
+    cut = [r for r in regions if all(r.low[i] <= middle[i] <= r.high[i] for i in range(2, domain.axes))]
+    where = "" if domain.axes == 2 else ", cut through the middle of the other axes"
+    return Maps(
+        (domain.low[0], domain.high[0], domain.low[1], domain.high[1]),
+        pde.exact(x).reshape(side, side),
+        lambda model: model(x)[:, 0].reshape(side, side),
+        tuple((r.low[0], r.high[0], r.low[1], r.high[1]) for r in cut),
+        f"solution after the last round{where}",
+        *labels,
+        target_label="exact solution",
+    )
+
+
+def _finite(values: Tensor, x: Tensor, what: str) -> Tensor:
+    if values.shape != x.shape[:1]:
+        raise FipaError(f"the {what} must be a tensor ({len(x)},) at {len(x)} points, got {tuple(values.shape)}")
+    bad = ~values.isfinite()
+    if bool(bad.any()):
+        place = int(bad.nonzero()[0])
+        raise FipaError(f"the {what} is {float(values[place])} at x = {x[place].tolist()}")
+    return values
+
+
+def _check_rows(term: Residual, model: nn.Module, client: int) -> None:
+    """Before any training: an operator that cannot be evaluated, or is NaN from the start."""
+    with torch.no_grad():
+        rows = term(model)
+    if not bool(rows.isfinite().all()):
+        place = int((~rows.isfinite()).any(dim=1).nonzero()[0])
+        name = getattr(term.function, "__name__", "residual")
+        raise FipaError(
+            f"the {name} residual of client {client} is {rows[place].tolist()} at x = "
+            f"{term.inputs[0][place].tolist()} for the initial model: check the operator and its source"
+        )

@@ -1,0 +1,133 @@
+"""Elliptic equations with manufactured solutions (paper Fig. 3): f is whatever makes the chosen u a solution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fipa.federation.problem import Problem
+from fipa.federation.randomness import generator_for
+from fipa.models import mlp
+from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split
+
+WIDTH = 0.1  # of the interface of the two-dimensional Allen-Cahn equation
+RADIUS, CENTRE = 0.3, (0.45, 0.55)  # of its bubble
+
+
+def allen_cahn(u: Field, x: Tensor, f: Tensor) -> Tensor:
+    """-u'' + u³ - u = f."""
+    return -u.laplacian + u.value**3 - u.value - f
+
+
+def bratu(u: Field, x: Tensor, f: Tensor) -> Tensor:
+    """-u'' - exp(u) = f."""
+    return -u.laplacian - u.value.exp() - f
+
+
+def fisher(u: Field, x: Tensor, f: Tensor) -> Tensor:
+    """-u'' + u (1 - u) = f."""
+    return -u.laplacian + u.value * (1 - u.value) - f
+
+
+def reaction_diffusion(u: Field, x: Tensor, f: Tensor) -> Tensor:
+    """-u'' + u² = f."""
+    return -u.laplacian + u.value**2 - f
+
+
+def bubble(u: Field, x: Tensor, f: Tensor) -> Tensor:
+    """-ε² Δu + u³ - u = f: Allen and Cahn's equation with an interface of width ε."""
+    return -(WIDTH**2) * u.laplacian + u.value**3 - u.value - f
+
+
+def poisson_residual(u: Field, x: Tensor, f: Tensor) -> Tensor:
+    """-Δu = f."""
+    return -u.laplacian - f
+
+
+def _bubble(x: Any) -> Any:
+    """One inside of a circle, minus one outside, with the profile that the equation has across a flat interface."""
+    squares = (x - torch.tensor(CENTRE, dtype=torch.float64)).square().sum(dim=1)
+    return torch.tanh((RADIUS**2 - squares) / (2 * RADIUS) / (math.sqrt(2) * WIDTH))
+
+
+@dataclass(frozen=True)
+class Equation:
+    """A residual, and a solution that is written for tensors and jets alike."""
+
+    residual: Callable[[Field, Tensor, Tensor], Tensor]
+    exact: Callable[[Any], Any]
+    axes: int = 1
+
+
+EQUATIONS = {
+    "allen-cahn": Equation(allen_cahn, lambda x: torch.sin(math.pi * x[:, 0])),
+    "bratu": Equation(bratu, lambda x: x[:, 0] * (1 - x[:, 0])),
+    "fisher": Equation(fisher, lambda x: x[:, 0] ** 2 * (1 - x[:, 0])),
+    "reaction-diffusion": Equation(reaction_diffusion, lambda x: torch.sin(2 * math.pi * x[:, 0])),
+    "allen-cahn-2d": Equation(bubble, _bubble, 2),
+}
+SOLUTIONS: dict[str, Callable[[Any], Any]] = {
+    "product": lambda x: torch.sin(math.pi * x).prod(dim=1),
+    "sum": lambda x: torch.sin(math.pi * x).sum(dim=1),
+}
+
+
+def manufactured(equation: Equation) -> PDE:
+    """The equation with the source and the boundary values of its solution, on the unit cube."""
+
+    def source(x: Tensor) -> Tensor:
+        return equation.residual(Field(lambda y: equation.exact(y)[:, None], x), x, x.new_zeros(len(x)))
+
+    return PDE(
+        Box.cube(equation.axes), equation.residual, source, equation.exact, values=equation.exact, laplacian=True
+    )
+
+
+def elliptic(
+    seed: int,
+    *,
+    equation: Literal["allen-cahn", "bratu", "fisher", "reaction-diffusion", "allen-cahn-2d"] = "allen-cahn",
+    cuts: Sequence[Sequence[float]] = ((0.5,),),
+    regions: Sequence[Region] | None = None,
+    points: Points = Points(interior=400, boundary=20),
+    penalty: float = 10.0,
+    hidden: Sequence[int] = (32, 32, 32),
+) -> Problem:
+    """A nonlinear equation on [0, 1] or the unit square, cut at `cuts` or into `regions`; relative L2 error."""
+    return _solve(manufactured(EQUATIONS[equation]), seed, cuts, regions, points, penalty, hidden)
+
+
+def poisson(
+    seed: int,
+    *,
+    dimension: int = 2,
+    solution: Literal["product", "sum"] = "product",
+    cuts: Sequence[Sequence[float]] = ((0.5,),),
+    regions: Sequence[Region] | None = None,
+    points: Points = Points(interior=2000, boundary=200),
+    penalty: float = 100.0,
+    hidden: Sequence[int] = (32, 32, 32),
+) -> Problem:
+    """-Δu = f on the unit cube with u = Π sin(π xᵢ), or their sum as in the published code; relative L2 error."""
+    pde = manufactured(Equation(poisson_residual, SOLUTIONS[solution], dimension))
+    return _solve(pde, seed, cuts, regions, points, penalty, hidden)
+
+
+def _solve(
+    pde: PDE,
+    seed: int,
+    cuts: Sequence[Sequence[float]],
+    regions: Sequence[Region] | None,
+    points: Points,
+    penalty: float,
+    hidden: Sequence[int],
+) -> Problem:
+    model = mlp([pde.domain.axes, *hidden, 1], generator=generator_for(seed, "model"))
+    split = grid_split(pde.domain, cuts) if regions is None else regions
+    labels = ("x", "y") if pde.domain.axes < 3 else ("x₁", "x₂")
+    return federated(pde, split, model, points, seed=seed, penalty=penalty, labels=labels)
