@@ -41,7 +41,14 @@ def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float, noise: 
 class FIPA:
     r"""Paper Eq. `eq:hpa_update`, $d = \gamma (\hat H + \beta I)^\dagger \sum_m w_m \hat H_m \Delta\theta_m$.
 
-    Directions that no sketch covers do not move.
+    Directions that no sketch covers do not move, unless a `floor` is given: then $\hat H_m + \mu I$ stands for
+    $\hat H_m$ on both sides,
+
+    $$d = \gamma (\hat H + (\mu + \beta) I)^{-1} \sum_m w_m (\hat H_m + \mu I) \Delta\theta_m ,$$
+
+    and the server sees all of an update instead of its projection on the sketch. Gauss-Newton clients with `whole` and
+    damping $\mu$ send $\Delta\theta_m = -(\hat H_m + \mu I)^{-1} g_m$: the sum is their gradient, all of it, whatever
+    the rank.
 
     Parameters
     ----------
@@ -52,14 +59,17 @@ class FIPA:
         $\gamma$.
     cutoff
         Without damping: eigenvalues of $\hat H$ below this share of the largest count as zero.
+    floor
+        $\mu$: curvature of each client in the directions that its sketch leaves out. Zero is the paper's rule.
     """
 
     damping: float = 0.0
     step: float = 1.0
     cutoff: float = CUTOFF
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
-        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff, floor=self.floor)
 
     @classmethod
     def as_in_authors_code(cls, damping: float, step: float) -> FIPA:
@@ -69,14 +79,8 @@ class FIPA:
         return cls(damping, step * damping)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        stack = _stack(cohort, "FIPA")
-        solve = ReducedSolve(stack, self.damping, self.cutoff)
-        y = stack.times_each(cohort.deltas)
-        d = stack.transposed(solve(torch.cat(y)))
-        # d_m = A^T F y_m, with F the filtered inverse, so <d_m, d> = <y_m, F A d>
-        pull = solve(stack.times(d)).split(stack.ranks)
-        projections = [float(a @ b) for a, b in zip(y, pull, strict=True)]
-        return Step(self.step * d, solve.effective_rank, solve.condition_number, projections)
+        total = self.damping + self.floor
+        return _weigh(cohort, "FIPA", total, self.cutoff, self.step, mean=self.floor / total if total else 0.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class CompletedFIPA:
     \bar\Delta = \sum_m w_m \Delta\theta_m .$$
 
     $\beta \to \infty$ is FedAvg; $\beta = 0$ is the paper's rule on the sketched range and FedAvg on its complement.
-    Parameters as for `FIPA`.
+    Parameters as for `FIPA`, which is the same rule with `floor` = $\beta$ and no damping.
     """
 
     damping: float = 0.0
@@ -100,19 +104,28 @@ class CompletedFIPA:
         check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        stack = _stack(cohort, "CompletedFIPA")
-        solve = ReducedSolve(stack, self.damping, self.cutoff)
-        y = stack.times_each(cohort.deltas)
-        mean = cohort.mean_delta
-        d = mean + stack.transposed(solve(torch.cat(y) - stack.times(mean)))
-        # d_m = w_m D_m + A^T F (y_m - w_m A D_m), so <d_m, d> = w_m <D_m, d - A^T F A d> + <y_m, F A d>
-        pull = solve(stack.times(d))
-        free = d - stack.transposed(pull)
-        projections = [
-            weight * float(delta @ free) + float(a @ b)
-            for weight, delta, a, b in zip(cohort.weights, cohort.deltas, y, pull.split(stack.ranks), strict=True)
-        ]
-        return Step(self.step * d, solve.effective_rank, solve.condition_number, projections)
+        return _weigh(cohort, "CompletedFIPA", self.damping, self.cutoff, self.step, mean=1.0)
+
+
+def _weigh(cohort: Cohort, rule: str, damping: float, cutoff: float, step: float, mean: float) -> Step:
+    r"""$d = \kappa \bar\Delta + A^\top F (y - \kappa A \bar\Delta)$, F the filtered inverse, $\kappa$ = `mean`."""
+    stack = _stack(cohort, rule)
+    solve = ReducedSolve(stack, damping, cutoff)
+    y = stack.times_each(cohort.deltas)
+    if mean == 0.0:
+        d = stack.transposed(solve(torch.cat(y)))
+    else:
+        centre = mean * cohort.mean_delta
+        d = centre + stack.transposed(solve(torch.cat(y) - stack.times(centre)))
+    # Client m's part is d_m = k w_m D_m + A^T F (y_m - k w_m A D_m), so
+    # <d_m, d> = k w_m <D_m, d - A^T F A d> + <y_m, F A d>.
+    pull = solve(stack.times(d))
+    projections = [float(a @ b) for a, b in zip(y, pull.split(stack.ranks), strict=True)]
+    if mean:
+        free = mean * (d - stack.transposed(pull))
+        pairs = zip(projections, cohort.weights, cohort.deltas, strict=True)
+        projections = [own + weight * float(delta @ free) for own, weight, delta in pairs]
+    return Step(step * d, solve.effective_rank, solve.condition_number, projections)
 
 
 def _stack(cohort: Cohort, rule: str) -> Stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from torch import Tensor
@@ -112,17 +112,25 @@ def aggregate(
 
 
 @overload
-def aggregator(
-    theta: Tensor, updates: Iterable[ClientUpdate]
-) -> Callable[[Rule, Mapping[str, Tensor] | None], Result[Tensor]]: ...
+def aggregator(theta: Tensor, updates: Iterable[ClientUpdate]) -> Callable[..., Result[Tensor]]: ...
 @overload
 def aggregator(
     theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate]
-) -> Callable[[Rule, Mapping[str, Tensor] | None], Result[dict[str, Tensor]]]: ...
+) -> Callable[..., Result[dict[str, Tensor]]]: ...
 def aggregator(theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> Callable[..., Any]:
-    """`aggregate` for several rules on the same updates: what these have in common is checked and computed once."""
+    """`aggregate` for several rules on the same updates: what these have in common is checked and computed once.
+
+    Called with `deltas`, flat tensors by client id, it takes these instead of the updates' own.
+    """
     cohort, flat, layout = gather(theta, updates)
-    return lambda rule, state=None: _apply(rule, state or {}, theta, cohort, flat, layout)
+
+    def apply(
+        rule: Rule, state: Mapping[str, Tensor] | None = None, deltas: Mapping[int | str, Tensor] | None = None
+    ) -> Any:
+        others = cohort if deltas is None else replace(cohort, deltas=tuple(deltas[i] for i in cohort.ids))
+        return _apply(rule, state or {}, theta, others, flat, layout)
+
+    return apply
 
 
 def _apply(

@@ -119,20 +119,29 @@ class GaussNewton:
         $\mu$.
     cutoff
         Eigenvalues below this share of the largest count as zero.
+    whole
+        Step outside of the span as well, $-(\hat H_m + \mu I)^{-1} g_m$ with $\mu > 0$: for rules with that `floor`,
+        which then have the whole gradient to work with.
     """
 
     damping: float = 0.0
     cutoff: float = 0.0
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.damping < 0 or self.cutoff < 0:
             raise FipaError("GaussNewton: damping and cutoff must not be negative")
+        if self.whole and not self.damping:
+            raise FipaError("GaussNewton: whole needs a damping, the same as the server's floor")
 
     def __call__(self, sketch: Sketch, gradient: Tensor) -> Tensor:
         """The update (p)."""
         kept = sketch.eigenvalues > self.cutoff * sketch.eigenvalues[:1]
         inverse = torch.where(kept, 1 / (sketch.eigenvalues + self.damping), 0)
-        return -(sketch.eigenvectors @ (inverse * (sketch.eigenvectors.T @ gradient)))
+        inside = sketch.eigenvectors.T @ gradient
+        if not self.whole:
+            return -(sketch.eigenvectors @ (inverse * inside))
+        return -(sketch.eigenvectors @ ((inverse - 1 / self.damping) * inside) + gradient / self.damping)
 
 
 LocalRule = Adam | SGD | Scaffold | GaussNewton

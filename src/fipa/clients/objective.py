@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
@@ -55,6 +55,33 @@ class Objective:
     def training(self) -> bool:
         """Whether the model is in training mode now."""
         return self._model.training
+
+    def rows(self, flat: Tensor, terms: Terms) -> Tensor:
+        """The weighted residuals of a least-squares loss, one flat vector: half of its square is the loss."""
+        if self._client.loss != "least_squares":
+            raise FipaError(f'a loss of "{self._client.loss}" has no residuals')
+        params = self._layout.unflatten(flat)
+
+        def model(*args: Any) -> Tensor:
+            return self._call(params, *args)
+
+        parts = []
+        for residual, (inputs, weight) in zip(self._client.data, terms, strict=True):
+            rows = residual.rows(model, inputs)
+            parts.append(((weight / len(rows)).sqrt() * rows).reshape(-1))
+        return torch.cat(parts)
+
+    def bend(self, flat: Tensor, direction: Tensor) -> Tensor:
+        r"""$J^\top r''$ (p), with $r''$ the second derivative of the residuals along a direction in parameter space."""
+
+        def rows(theta: Tensor) -> Tensor:
+            return self.rows(theta, self.terms)
+
+        def slope(theta: Tensor) -> Tensor:
+            return jvp(rows, (theta,), (direction,))[1]
+
+        curvature = jvp(slope, (flat,), (direction,))[1]
+        return vjp(rows, flat)[1](curvature)[0]
 
     def loss(self, flat: Tensor, terms: Terms) -> Tensor:
         """The loss at flat parameters (p) on all of the terms, or on batches of them."""

@@ -237,6 +237,9 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     control = stage.step_control if isinstance(stage.step_control, StepControl) else StepControl()
     if stage.step_control:
         control.parameter(built)
+    bends = stage.step_control and control.acceleration is not None
+    if bends and (local.name != "gauss-newton" or not isinstance(plan, SketchPlan)):
+        raise ValueError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
     if stage.damping_decay is not None and stage.step_control is not False and control.parameter(built) == "damping":
         raise ValueError("damping_decay needs step_control = false: else the control chooses the damping itself")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregator
 from fipa.aggregation.update import ClientUpdate
-from fipa.clients.local_rules import Scaffold
+from fipa.clients.local_rules import GaussNewton, Scaffold
 from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
 from fipa.federation.executor import Executor
@@ -142,8 +142,10 @@ class Federation:
             outcome = self._step(state, stage, place, updates, in_time)
             value = outcome.control_value
             probes = outcome.trials * len(in_time) if stage.control else 0
-            uplink += 8 * probes
-            downlink += probes * theta.numel() * theta.element_size()
+            size = theta.numel() * theta.element_size()
+            bends = probes if stage.control and stage.control.acceleration else 0  # the step down, an answer up
+            uplink += 8 * probes + size * bends
+            downlink += size * (probes + bends)
             if outcome.result is not None:
                 theta, rule_state = outcome.result.theta, outcome.result.state
                 diagnostics = outcome.result.diagnostics
@@ -257,6 +259,20 @@ class Federation:
         def probe(theta: Tensor) -> float:
             return self._mean(in_time, self._executor.losses(self.seed, self.arm.centralised, groups, theta, k))
 
+        def bend(rule: Rule, result: Result[Tensor]) -> tuple[Result[Tensor], float]:
+            """Each client's correction is an update like any other: the same rule weighs it."""
+            v = result.theta - state.theta
+            bends = self._executor.bends(self.seed, self.arm.centralised, groups, state.theta, v, k)
+            corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in updates) if i is not None}
+            for reply, gradient in zip(in_time, bends, strict=True):
+                assert isinstance(stage.local, GaussNewton)
+                assert isinstance(reply.update.sketch, Sketch)
+                corrections[_id(reply)] = 0.5 * stage.local(reply.update.sketch, gradient)
+            a = apply(rule, state.rule_state, corrections).theta - state.theta
+            diagnostics = replace(result.diagnostics, step_length=float((v + a).norm()))
+            ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
+            return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
+
         settings = {name: _setting(rule, name) for name in ("damping", "step")}
         control = stage.control
         if control is None:
@@ -264,7 +280,7 @@ class Federation:
         groups = self.site.groups([_id(reply) for reply in in_time], self.arm.group)
         value = control.start(rule) if state.control_value is None else state.control_value
         loss = self._mean(in_time, [reply.loss for reply in in_time])
-        trial = controlled(control, rule, value, loss, propose, probe)
+        trial = controlled(control, rule, value, loss, propose, probe, bend)
         settings["damping" if control.parameter(rule) == "damping" else "step"] = trial.used
         return Outcome(trial.result, trial.value, trial.trials, **settings)
 

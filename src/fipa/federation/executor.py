@@ -95,6 +95,18 @@ class Executor:
         """Clients' gradients at a model (M x p) on a round's data."""
         return torch.cat(self._map("gradients", seed, centralised, groups, theta, round_number))
 
+    def bends(
+        self,
+        seed: int,
+        centralised: bool,
+        groups: Sequence[tuple[int, ...]],
+        theta: Tensor,
+        direction: Tensor,
+        round_number: int = 0,
+    ) -> Tensor:
+        """How clients' residuals bend along a step from a model (M x p)."""
+        return torch.cat(self._map("bends", seed, centralised, groups, theta, direction, round_number))
+
     def _map(self, name: str, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], *what: Any) -> list[Any]:
         if self._pool is None:
             site = self.site(seed, centralised)

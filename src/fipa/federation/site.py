@@ -115,6 +115,13 @@ class Site:
         self.problem.model.eval()
         return self._stack(clients).gradients(theta.expand(len(clients), -1))
 
+    def bends(self, clients: Sequence[int], theta: Tensor, direction: Tensor, round_number: int = 0) -> Tensor:
+        """How each client's residuals bend along a step, seen as gradients (M x p)."""
+        self._turn(round_number)
+        self.problem.model.eval()
+        with torch.no_grad():
+            return torch.stack([self._objectives[client].bend(theta, direction) for client in clients])
+
     def prepare(self, clients: Sequence[int], theta: Tensor) -> None:
         """Stack and trace what rounds will need, so that the first round takes no longer than the others."""
         self.losses(clients, theta)
