@@ -145,21 +145,30 @@ def test_probes_ask_for_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_gradients_for_an_adaptive_rank_are_those_of_the_round() -> None:
-    """Each round as in a problem that has the data of that round for good."""
-    one = stage(FIPA(0.1), SGD(lr=0.01, steps=1), 2, SketchPlan(), adaptive_rank=AdaptiveRank(constant=0.03))
-    state = None
-    for k, (reached, record) in enumerate(run(one, LINE, group=1), start=1):
+def test_gradients_for_an_adaptive_rank_are_those_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients' own, and their sum, which is asked for before the round."""
+    told = []
+    choose = AdaptiveRank.choose
 
-        def still(seed: int, k: int = k) -> Problem:
-            problem = LINE(seed)
-            return Problem(problem.model, problem.resample(k), problem.metric)
+    def spy(self: AdaptiveRank, k: int, own: float, summed: float, examples: int) -> object:
+        told.append((k, own, summed))
+        return choose(self, k, own, summed, examples)
 
-        with Executor(still) as executor:
-            federation = Federation(Arm("a", (one,), group=1), 0, executor)
-            state, expected = federation.round(state or federation.start())
-        assert torch.equal(state.theta, reached.theta)
-        assert record["ranks"] == expected["ranks"]
+    monkeypatch.setattr(AdaptiveRank, "choose", spy)
+    one = stage(FIPA(0.1), SGD(lr=0.01, steps=1), 2, SketchPlan(), adaptive_rank=AdaptiveRank())
+    rounds = run(one, LINE, group=1)
+    problem = LINE(0)
+    for k, theta in ((1, problem.initial), (2, rounds[0][0].theta)):
+        problem.load(theta)
+        gradients = []
+        for client in problem.resample(k):
+            loss = sum(term.loss(problem.model) for term in client.data)
+            parts = torch.autograd.grad(loss, list(problem.model.parameters()))
+            gradients.append(torch.cat([part.reshape(-1) for part in parts]))
+        expected = [(k, float(g.norm()), float(sum(gradients).norm())) for g in gradients]
+        found = told[3 * (k - 1) : 3 * k]
+        assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], rel=1e-10)
+    assert len(told) == 6
 
 
 def test_a_second_arm_starts_from_the_first_rounds_data_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -95,6 +96,6 @@ def _table_in(annotation: Any) -> Any:
     """The schema or dataclass inside `X | None`, `tuple[X, ...]` and the like."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
         return annotation
-    if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
+    if get_origin(annotation) in (Union, types.UnionType, tuple, Sequence, Annotated):
         return next((found for part in get_args(annotation) if (found := _table_in(part)) is not None), None)
     return None

@@ -85,7 +85,7 @@ class Site:
         """Have the data of that round, if they change with the rounds."""
         if self.problem.resample is not None and round_number != self._round:
             forms = [objective.form for objective in self._objectives]
-            self._take(self.problem.resample(round_number))
+            self._take([Client.of(one) for one in self.problem.resample(round_number)])
             if [objective.form for objective in self._objectives] != forms:
                 raise FipaError(f"resample({round_number}) returned data of another form than the problem's clients")
             self._round = round_number

@@ -74,11 +74,16 @@ class PDE:
         """Residuals (n) of the equation."""
         u = Field(model, x, laplacian=self.laplacian)
         _ = u.expanded  # an equation has derivatives: the value comes with them
-        return self.residual(u, x, f)
+        return _row(self.residual(u, x, f), x, "residual")
 
     def boundary(self, model: Callable[..., Any], x: Tensor, g: Tensor) -> Tensor:
         """Residuals (n) of the condition."""
-        return self.condition(Field(model, x), x, g)
+        return _row(self.condition(Field(model, x), x, g), x, "condition")
+
+    def __post_init__(self) -> None:
+        for axis, side in self.faces or ():
+            if not 0 <= axis < self.domain.axes or side not in ("low", "high"):
+                raise FipaError(f"({axis}, {side!r}) is no face of a domain with {self.domain.axes} axes")
 
     @property
     def conditions(self) -> tuple[Face, ...]:
@@ -110,7 +115,7 @@ class Points:
     def __post_init__(self) -> None:
         for name in ("interior", "boundary", "test"):
             if getattr(self, name) < 1:
-                raise FipaError(f"problem.{name} must be at least 1, got {getattr(self, name)}")
+                raise FipaError(f"problem.points.{name} must be at least 1, got {getattr(self, name)}")
 
 
 def federated(
@@ -144,14 +149,19 @@ def federated(
     check_split(pde.domain, regions, pde.conditions)
     interior, boundary = pde.interior, pde.boundary  # one object each: clients of one form are trained side by side
 
+    dtype = next(model.parameters()).dtype
+
+    def cast(values: Tensor) -> Tensor:
+        return values.to(dtype)
+
     def client(number: int, region: Region, round_number: int) -> Client:
         generator = generator_for(seed, "data", round_number, number)
         x = region.box.uniform(points.interior, generator)
-        terms = [Residual(interior, x, _finite(pde.source(x), x, "source"))]
+        terms = [Residual(interior, cast(x), cast(_finite(pde.source(x), x, "source")))]
         faces = region.faces(pde.domain, pde.conditions)
         if faces:
             s = torch.cat([region.box.on_face(face, points.boundary, generator) for face in faces])
-            terms.append(Residual(boundary, s, _finite(pde.values(s), s, "boundary value"), weight=penalty))
+            terms.append(Residual(boundary, cast(s), cast(_finite(pde.values(s), s, "boundary value")), weight=penalty))
         return Client((*terms, *(extra(number, region) if extra else ())))
 
     def draw(round_number: int) -> list[Client]:
@@ -188,7 +198,7 @@ def _error(pde: PDE, count: int, seed: int, name: str) -> tuple[Callable[[nn.Mod
     exact = _finite(pde.exact(x), x, "exact solution")
     if not bool(exact.any()):
         raise FipaError("the exact solution is zero at every test point: a relative error has no meaning there")
-    return lambda model: relative_error(model(x)[:, 0], exact), name
+    return lambda model: relative_error(_predict(model, x), exact), name
 
 
 def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side: int = 65) -> Curves | Maps | None:
@@ -202,7 +212,7 @@ def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side:
         return Curves(
             x[:, 0],
             pde.exact(x),
-            lambda model: model(x)[:, 0],
+            lambda model: _predict(model, x),
             tuple(edges),
             "solution after the last round",
             labels[0],
@@ -219,12 +229,23 @@ def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side:
     return Maps(
         (domain.low[0], domain.high[0], domain.low[1], domain.high[1]),
         pde.exact(x).reshape(side, side),
-        lambda model: model(x)[:, 0].reshape(side, side),
+        lambda model: _predict(model, x).reshape(side, side),
         tuple((r.low[0], r.high[0], r.low[1], r.high[1]) for r in cut),
         f"solution after the last round{where}",
         *labels,
         target_label="exact solution",
     )
+
+
+def _predict(model: nn.Module, x: Tensor) -> Tensor:
+    """The first function of a model, whatever its dtype."""
+    return model(x.to(next(model.parameters()).dtype))[:, 0].double()
+
+
+def _row(values: Any, x: Tensor, what: str) -> Any:
+    if isinstance(values, Tensor) and values.dim() > 1:
+        raise FipaError(f"the {what} must be a tensor ({len(x)},) at {len(x)} points, got {tuple(values.shape)}")
+    return values
 
 
 def _finite(values: Tensor, x: Tensor, what: str) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
-from torch.nn.functional import linear
+from torch.nn.functional import instance_norm, layer_norm, linear
 from torch.utils import _pytree as pytree
 
 Function = Callable[..., Any]
@@ -67,13 +67,20 @@ class Jet:
         """Of the tensor that it stands for."""
         return self.value.shape
 
+    def __len__(self) -> int:
+        return len(self.value)
+
     def __getattr__(self, name: str) -> Any:
         """Methods of tensors, `x.sin()`, and attributes that do not vary with x, `x.dtype`."""
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(Tensor, name)
+        if name in ("size", "dim"):
+            return getattr(self.value, name)
         if callable(found):
             return lambda *args, **kwargs: _apply(found, (self, *args), kwargs)
+        if isinstance(getattr(self.value, name), Tensor):  # a view such as x.T
+            return _apply(lambda x: getattr(x, name), (self,), {})
         return getattr(self.value, name)
 
     @classmethod
@@ -94,7 +101,8 @@ for _name in _OPERATORS:
 
 def _apply(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = _RULES.get(function, _general)
-    if rule is _linear and (kwargs or any(isinstance(a, Jet) for a in args[1:])):
+    alone = isinstance(args[0], Jet) and not any(isinstance(a, Jet) for a in args[1:]) if args else False
+    if rule in (_linear, _tanh) and (kwargs or not alone):
         rule = _general
     return rule(function, args, kwargs)
 
@@ -119,6 +127,13 @@ def _tanh(_: Function, args: tuple[Any, ...], __: dict[str, Any]) -> Jet:
 
 def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:
     """Any function of one jet or several, by Jacobian-vector products along each axis."""
+    if kwargs.get("inplace"):
+        kwargs = {**kwargs, "inplace": False}
+    name = getattr(function, "__name__", "")
+    if function is instance_norm:
+        raise TypeError("torch has no second forward derivative of instance_norm: use layer_norm or group_norm")
+    if name.endswith("_") and not name.endswith("__"):
+        raise TypeError(f"{name} works in place: a jet cannot follow it, use {name[:-1]}")
     leaves, structure = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Jet))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Jet)]
     jets: list[Jet] = [leaves[i] for i in places]
@@ -151,8 +166,28 @@ def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return Jet(torch.cat([call(*values)[None], slopes, bends + pushed]), axes)
 
 
+def _layer_norm(_: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:
+    """Torch's own has no second forward derivative: it takes mean and deviation for constants."""
+
+    def plain(
+        input: Tensor,
+        normalized_shape: Any,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        axes = list(range(-len(normalized_shape), 0))
+        centred = input - input.mean(axes, keepdim=True)
+        z = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+        z = z if weight is None else z * weight
+        return z if bias is None else z + bias
+
+    return _general(plain, args, kwargs)
+
+
 _RULES: dict[Function, Callable[[Function, tuple[Any, ...], dict[str, Any]], Jet]] = {
     linear: _linear,
     torch.tanh: _tanh,
     Tensor.tanh: _tanh,
+    layer_norm: _layer_norm,
 }

@@ -86,7 +86,9 @@ def inverse(
     pde = PDE(Box.cube(1), diffusion, source, exact, faces=())
     split = grid_split(pde.domain, cuts) if regions is None else tuple(regions)
     chosen = range(len(split)) if sensing is None else sensing
-    if not set(chosen) & set(range(len(split))) or max(chosen) >= len(split):
+    if not penalty > 0:
+        raise FipaError(f"problem.penalty must be positive, got {penalty}")
+    if not chosen or not set(chosen) <= set(range(len(split))):
         raise FipaError(f"problem.sensing must name clients 0 to {len(split) - 1}, at least one, got {list(chosen)}")
 
     def readings(client: int, region: Region) -> list[Residual]:
