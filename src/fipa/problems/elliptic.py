@@ -15,8 +15,8 @@ from fipa.federation.randomness import generator_for
 from fipa.models import mlp
 from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split
 
-WIDTH = 0.1  # of the interface of the two-dimensional Allen-Cahn equation
-RADIUS, CENTRE = 0.3, (0.45, 0.55)  # of its bubble
+RADIUS, CENTRE, WIDTH = 0.3, (0.45, 0.55), 0.1  # of the bubble in two dimensions, and of its interface
+DIFFUSION = 1 / 16  # more than 1 / (2 pi^2): with less, the equation has other solutions as well, and training finds them
 
 
 def allen_cahn(u: Field, x: Tensor, f: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ def reaction_diffusion(u: Field, x: Tensor, f: Tensor) -> Tensor:
 
 
 def bubble(u: Field, x: Tensor, f: Tensor) -> Tensor:
-    """-ε² Δu + u³ - u = f: Allen and Cahn's equation with an interface of width ε."""
-    return -(WIDTH**2) * u.laplacian + u.value**3 - u.value - f
+    """-D Δu + u³ - u = f: Allen and Cahn's equation with a diffusion coefficient."""
+    return -DIFFUSION * u.laplacian + u.value**3 - u.value - f
 
 
 def poisson_residual(u: Field, x: Tensor, f: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def poisson_residual(u: Field, x: Tensor, f: Tensor) -> Tensor:
 
 
 def _bubble(x: Any) -> Any:
-    """One inside of a circle, minus one outside, with the profile that the equation has across a flat interface."""
+    """One inside of a circle, minus one outside, with a smooth interface between them."""
     squares = (x - torch.tensor(CENTRE, dtype=torch.float64)).square().sum(dim=1)
     return torch.tanh((RADIUS**2 - squares) / (2 * RADIUS) / (math.sqrt(2) * WIDTH))
 
