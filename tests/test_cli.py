@@ -13,12 +13,13 @@ import pytest
 from tiny import (
     ONE_ARM,
     OWN_PROBLEM,
-    SMALL,
     TWO_ARMS,
     fipa,
+    options,
     process,
     results,
     rounds_on_disk,
+    small,
     wait_until,
     write,
 )
@@ -45,12 +46,12 @@ def test_list() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_what_show_prints_is_input_again(tmp_path: Path, name: str) -> None:
-    first = fipa("show", name, *SMALL)
+    first = fipa("show", name, *options(small(name)))
     assert (first.code, first.err) == (0, "")
     again = fipa("show", write(tmp_path, first.out))
     assert again.out == first.out
-    assert load(str(tmp_path / "e.toml"))[1].build(True) == load(name, ["problem.samples=20"])[1].build(True)
-    assert json.loads(fipa("show", name, *SMALL, "--json").out) == tomllib.loads(first.out)
+    assert load(str(tmp_path / "e.toml"))[1].build(True) == load(name, small(name))[1].build(True)
+    assert json.loads(fipa("show", name, *options(small(name)), "--json").out) == tomllib.loads(first.out)
     for arm in tomllib.loads(first.out)["arms"]:
         stages = arm["stages"] or [arm]
         assert all("step_control" in stage for stage in stages)
@@ -67,8 +68,9 @@ def test_show_keeps_strings_as_they_are(tmp_path: Path) -> None:
 def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
     arms = list(enumerate(load(name)[1].arms))
     steps = [f"arms.{i}.local={{name='adam', steps=2}}" for i, arm in arms if hasattr(arm.local, "steps")]
-    options = [option for setting in [*steps, "problem.grid=16"] for option in ("--set", setting)]
-    done = fipa("run", name, *SMALL, *options, "--rounds", 2, "--out", tmp_path / "run", "--json")
+    coarse = [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
+    settings = options([*small(name), *steps, *coarse])
+    done = fipa("run", name, *settings, "--rounds", 2, "--out", tmp_path / "run", "--json")
     assert done.code == 0, done.err
     content = results(tmp_path / "run")
     assert all(len(curves["metric"]) == 2 for seeds in content["arms"].values() for curves in seeds.values())

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,10 @@ from unittest import mock
 import pytest
 
 from fipa.cli import entry
+from fipa.config.load import load
 
-SMALL = ["--set", "problem.samples=20", "--set", "problem.hidden=[4]"]
+FIT = ["problem.samples=20", "problem.hidden=[4]"]
+PDE = ["problem.points={interior=10, boundary=3, test=20}", "problem.hidden=[4]"]
 
 PROBLEM = """\
 [problem]
@@ -87,6 +89,16 @@ def fipa(*arguments: object) -> Done:
     ):
         entry()
     return Done(int(stop.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def small(name: str) -> list[str]:
+    """Settings that make a shipped experiment tiny."""
+    return PDE if hasattr(load(name)[1].problem, "points") else FIT
+
+
+def options(settings: Sequence[str]) -> list[str]:
+    """For the command line."""
+    return [part for setting in settings for part in ("--set", setting)]
 
 
 def write(directory: Path, text: str, name: str = "e.toml") -> Path:

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[int, Callable[[sp.Expr], sp.Expr], sp.Expr]] = {
     "reaction-diffusion": (1, lambda u: -sp.diff(u, X, 2) + u**2, sp.sin(2 * sp.pi * X)),
     "allen-cahn-2d": (
         2,
-        lambda u: -laplacian(u, 2) / 100 + u**3 - u,
+        lambda u: -laplacian(u, 2) / 16 + u**3 - u,
         sp.tanh(CIRCLE / (sp.sqrt(2) / 10)),
     ),
 }

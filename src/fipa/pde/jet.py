@@ -30,37 +30,28 @@ class Jet:
 
     Parameters
     ----------
-    channels
-        Value, d slopes, and d curvatures or their sum, along the first axis.
-    axes
-        d.
+    value
+        (n, k).
+    slopes
+        (d, n, k).
+    curvatures
+        (d, n, k), or (1, n, k) if only their sum is carried.
     """
 
-    def __init__(self, channels: Tensor, axes: int) -> None:
-        self.channels = channels
-        self.axes = axes
+    def __init__(self, value: Tensor, slopes: Tensor, curvatures: Tensor) -> None:
+        self.value, self.slopes, self.curvatures = value, slopes, curvatures
 
     @classmethod
     def of(cls, x: Tensor, *, laplacian: bool = False) -> Jet:
         """The points (n, d) themselves: slope one along each axis, no curvature."""
         n, d = x.shape
         slopes = torch.eye(d, dtype=x.dtype, device=x.device)[:, None, :].expand(d, n, d)
-        return cls(torch.cat([x[None], slopes, x.new_zeros(1 if laplacian else d, n, d)]), d)
+        return cls(x, slopes, x.new_zeros(1 if laplacian else d, n, d))
 
     @property
-    def value(self) -> Tensor:
-        """(n, k)."""
-        return self.channels[0]
-
-    @property
-    def slopes(self) -> Tensor:
-        """(d, n, k)."""
-        return self.channels[1 : 1 + self.axes]
-
-    @property
-    def curvatures(self) -> Tensor:
-        """(d, n, k), or (1, n, k) if only their sum is carried."""
-        return self.channels[1 + self.axes :]
+    def summed(self) -> bool:
+        """Whether it carries the Laplacian only."""
+        return len(self.curvatures) < len(self.slopes)
 
     @property
     def shape(self) -> torch.Size:
@@ -109,20 +100,22 @@ def _apply(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _linear(_: Function, args: tuple[Any, ...], __: dict[str, Any]) -> Jet:
     jet, weight, *bias = args
-    z = jet.channels @ weight.T
-    if bias and bias[0] is not None:
-        z = torch.cat([z[:1] + bias[0], z[1:]])
-    return Jet(z, jet.axes)
+    if len(jet) > 1:
+        return Jet(linear(jet.value, weight, *bias), jet.slopes @ weight.T, jet.curvatures @ weight.T)
+    # One point at a time, under vmap: a single product makes a single gradient of the weight per point.
+    parts = [jet.value[None], jet.slopes, jet.curvatures]
+    value, slopes, curvatures = (torch.cat(parts) @ weight.T).split([len(part) for part in parts])
+    return Jet(value[0] + bias[0] if bias and bias[0] is not None else value[0], slopes, curvatures)
 
 
 def _tanh(_: Function, args: tuple[Any, ...], __: dict[str, Any]) -> Jet:
     (jet,) = args
-    t = jet.value.tanh()[None]
+    t = jet.value.tanh()
     slope = 1 - t * t
     squares = jet.slopes.square()
-    if len(jet.curvatures) < jet.axes:
+    if jet.summed:
         squares = squares.sum(dim=0, keepdim=True)
-    return Jet(torch.cat([t, slope * jet.slopes, slope * (jet.curvatures - 2 * t * squares)]), jet.axes)
+    return Jet(t, slope * jet.slopes, slope * (jet.curvatures - 2 * t * squares))
 
 
 def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:
@@ -137,7 +130,6 @@ def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     leaves, structure = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Jet))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Jet)]
     jets: list[Jet] = [leaves[i] for i in places]
-    axes = jets[0].axes
 
     def call(*values: Tensor) -> Tensor:
         filled = list(leaves)
@@ -161,9 +153,9 @@ def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     slopes, bends = vmap(bend)(*(jet.slopes for jet in jets))
     pushed = vmap(push)(*(jet.curvatures for jet in jets))
-    if len(pushed) < axes:
+    if jets[0].summed:
         bends = bends.sum(dim=0, keepdim=True)
-    return Jet(torch.cat([call(*values)[None], slopes, bends + pushed]), axes)
+    return Jet(call(*values), slopes, bends + pushed)
 
 
 def _layer_norm(_: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:
