@@ -14,6 +14,7 @@ from rich.table import Table
 from bench.common import Record, gemm_speed
 from bench.fitting import fitting
 from bench.head import heads
+from bench.pde import pdes
 from bench.server import additive_memory, solves
 from bench.sketching import clients, sketches
 
@@ -24,6 +25,7 @@ PARTS = {
     "server": solves,
     "additive": additive_memory,
     "fitting": fitting,
+    "pde": pdes,
 }
 MARK = "<!-- measured -->"
 

@@ -1,4 +1,4 @@
-"""A plain re-statement of the published fitting scheme, to measure against; none of the authors' code is in it.
+"""A plain re-statement of the published scheme for fitting and PDEs; none of the authors' code is in it.
 
 One process per client; each forms its dense p x p matrix, decomposes it in full, keeps the top eigenpairs and
 then takes Adam steps one by one. The server adds up p x p matrices and solves a p x p least-squares problem.
@@ -7,11 +7,11 @@ then takes Adam steps one by one. The server adds up p x p matrices and solves a
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from fipa.federation.executor import ProblemFactory
@@ -59,25 +59,32 @@ class PlainFederation:
 def _client(pipe: Connection, factory: ProblemFactory, seed: int, client: int, steps: int, rank: int) -> None:
     torch.set_num_threads(1)
     problem = factory(seed)
-    (residual,) = problem.clients[client].data
-    x, y = residual.inputs
+    rows = _rows(problem, client)
     pipe.send("ready")
     while (theta := pipe.recv()) is not None:
         theta = torch.from_numpy(theta)
-        model = problem.load(theta)
-        J = _jacobian(problem, model, theta, x)
-        values, vectors = torch.linalg.eigh(J.T @ J / len(x))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        J = jacrev(rows)(theta).detach()
+        values, vectors = torch.linalg.eigh(J.T @ J)
+        moved = theta.clone().requires_grad_()
+        optimizer = torch.optim.Adam([moved], lr=1e-4)
         for _ in range(steps):
             optimizer.zero_grad()
-            (model(x)[:, 0] - y).square().mean().backward()
+            rows(moved).square().sum().backward()
             optimizer.step()
-        delta = problem.theta() - theta
+        delta = moved.detach() - theta
         pipe.send((vectors[:, -rank:].numpy(), values[-rank:].numpy(), delta.numpy()))
 
 
-def _jacobian(problem: Problem, model: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
-    def outputs(flat: Tensor) -> Any:
-        return functional_call(model, problem.layout.unflatten(flat), (x,))[:, 0]
+def _rows(problem: Problem, client: int) -> Callable[[Tensor], Tensor]:
+    """The client's residuals with the weights of its loss, as a function of the flat parameters."""
 
-    return jacrev(outputs)(theta).detach()
+    def rows(flat: Tensor) -> Tensor:
+        params = problem.layout.unflatten(flat)
+
+        def model(x: Tensor) -> Tensor:
+            return functional_call(problem.model, params, (x,))
+
+        terms = problem.clients[client].data
+        return torch.cat([(term.weight / len(term.inputs[0])) ** 0.5 * term(model).reshape(-1) for term in terms])
+
+    return rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fipa.curvature.routes import curvature_of
+from fipa.federation.memory import reset_peak
 
 T = TypeVar("T")
 
@@ -69,19 +68,12 @@ class PeakMemory:
     """Highest resident memory above that at entry, as Linux keeps it for a process."""
 
     def __enter__(self) -> PeakMemory:
-        _give_back()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        reset_peak([os.getpid()])
         self.start = _status("VmRSS")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bytes = _status("VmHWM") - self.start
-
-
-def _give_back() -> None:
-    """Return freed memory to the system: what the allocator keeps from before would hide new use."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _status(key: str) -> int:

@@ -40,13 +40,13 @@ def fitting() -> Iterator[Record]:
 
 def _round(name: str, factory: ProblemFactory, floor: float, group: int) -> Record:
     plain = PlainFederation(factory, 0, steps=20, rank=20, step=0.5)
-    theirs = _median(plain.round)
+    theirs = median(plain.round)
     plain.close()
     arm = replace(_arm(Adam(steps=20), FIPA(step=0.5), None), group=group)
     ours = {}
     for workers in (1, 2):
         with Executor(factory, workers) as executor:  # one thread each
-            ours[workers] = _median(_Steps(arm, executor).round)
+            ours[workers] = median(Steps(arm, executor).round)
     detail = {
         "seconds": ours[2],
         "one_process_seconds": ours[1],
@@ -63,10 +63,8 @@ def _time_to_error(seed: int, error: float = 1e-4, most: int = 400) -> Iterator[
     theirs, their_rounds = _until(plain.round, error, most)
     plain.close()
     with Executor(factory) as executor:
-        same, same_rounds = _until(
-            _Steps(_arm(Adam(steps=20), FIPA(step=0.5), None), executor, seed).round, error, most
-        )
-        ours, rounds = _until(_Steps(_arm(GaussNewton(), FIPA(), StepControl()), executor, seed).round, error, most)
+        same, same_rounds = _until(Steps(_arm(Adam(steps=20), FIPA(step=0.5), None), executor, seed).round, error, most)
+        ours, rounds = _until(Steps(_arm(GaussNewton(), FIPA(), StepControl()), executor, seed).round, error, most)
     for method, taken, count, floor in (
         ("Gauss-Newton clients and step control", ours, rounds, 5),
         ("the authors' settings", same, same_rounds, None),
@@ -96,7 +94,7 @@ def _arm(local: LocalRule, rule: FIPA, control: StepControl | None) -> Arm:
     return Arm("ours", (Stage(rule, local, 10**6, plan, control=control),))
 
 
-class _Steps:
+class Steps:
     """A federation of ours, round by round."""
 
     def __init__(self, arm: Arm, executor: Executor, seed: int = 0) -> None:
@@ -108,7 +106,7 @@ class _Steps:
         return float(record["metric"])
 
 
-def _median(step: Callable[[], float]) -> float:
+def median(step: Callable[[], float]) -> float:
     """Of a few rounds, after one to warm up."""
     step()
     times = []

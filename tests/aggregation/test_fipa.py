@@ -25,6 +25,7 @@ from aggregation.strategies import (
     sketch_rounds,
 )
 from fipa import FIPA, ClientUpdate, CompletedFIPA, FedAvg, Layout, Sketch
+from fipa.clients.local_rules import GaussNewton
 
 DAMPINGS = st.floats(1e-3, 1e2)
 BOTH = pytest.mark.parametrize("rule", [FIPA, CompletedFIPA])
@@ -61,6 +62,38 @@ def test_fipa_solves_the_damped_normal_equations(clients: Round, damping: float)
     expected = torch.linalg.solve(H + damping * torch.eye(clients.p, dtype=DOUBLE), b)
     close(clients.change(FIPA(damping)), expected)
     close(clients.change(FIPA()), torch.linalg.pinv(H, rtol=1e-5, hermitian=True) @ b)
+
+
+@FAST
+@given(clients=sketch_rounds(), damping=st.floats(0, 10.0), floor=st.floats(1e-3, 10.0))
+def test_floor_stands_under_every_curvature(clients: Round, damping: float, floor: float) -> None:
+    """(H + floor + damping) d = sum_m w_m (H_m + floor) D_m, and the parts of the clients add up."""
+    eye = torch.eye(clients.p, dtype=DOUBLE)
+    together = zip(clients.weights, clients.curvatures, clients.deltas, strict=True)
+    b = sum(w * (C + floor * eye) @ D for w, C, D in together)
+    expected = torch.linalg.solve(clients.total + (floor + damping) * eye, b)
+    close(clients.change(FIPA(damping, floor=floor)), expected)
+    close(clients.change(FIPA(floor=floor)), clients.change(CompletedFIPA(floor)))
+    close(clients.change(FIPA(damping, floor=0.0)), clients.change(FIPA(damping)))
+    assume(float(expected.norm()) > 1e-6)
+    result = fipa.aggregate(torch.zeros(clients.p, dtype=DOUBLE), clients.updates, FIPA(damping, floor=floor))
+    assert sum(result.diagnostics.shares.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_floor_passes_the_whole_gradient_on_whatever_the_rank() -> None:
+    """Clients send -(H_m + mu)^-1 g_m with a sketch of rank 1: the server solves with their gradients."""
+    p, floor, damping = 6, 1e-3, 0.2
+    rng = generator(3)
+    updates, gradients, total = [], [], torch.zeros(p, p, dtype=DOUBLE)
+    for client in range(3):
+        U, value = orthonormal(p, 1, rng), torch.tensor([2.0 + client], dtype=DOUBLE)
+        gradients.append(normal(p, rng=rng))
+        sketch = Sketch(U, value, one_parameter(p))
+        updates.append(ClientUpdate(GaussNewton(floor, whole=True)(sketch, gradients[-1]), 10, sketch))
+        total += (U * value) @ U.T / 3
+    d = fipa.aggregate(torch.zeros(p, dtype=DOUBLE), updates, FIPA(damping, floor=floor)).theta
+    expected = -torch.linalg.solve(total + (damping + floor) * torch.eye(p, dtype=DOUBLE), sum(gradients) / 3)
+    close(d, expected)
 
 
 @FAST

@@ -40,7 +40,7 @@ from fipa import (
     Layout,
     LayoutError,
 )
-from fipa.aggregation.rule import Step
+from fipa.aggregation.rule import Step, aggregator
 
 EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
@@ -318,6 +318,26 @@ def test_diagnostics_equal_dense_computation(rule: fipa.Rule, seed: int, count: 
     clients = random_round(rule, seed, clients=count, ids=[5, 6, 7])
     assume(sum(dense_parts(rule, clients)).norm() > 0.1)  # shares of nothing mean nothing
     check_diagnostics(rule, clients, [5, 6, 7][:count])
+
+
+def test_several_rules_on_the_same_updates_share_one_spectrum(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = torch.Generator().manual_seed(0)
+    updates = []
+    for client in range(2):
+        U = torch.linalg.qr(torch.randn(5, 2, generator=rng, dtype=torch.float64)).Q
+        sketch = fipa.Sketch(U, torch.tensor([2.0, 1.0], dtype=torch.float64), fipa.Layout(("x",), ((5,),)))
+        updates.append(ClientUpdate(torch.randn(5, generator=rng, dtype=torch.float64), 1, sketch, client))
+    theta = torch.zeros(5, dtype=torch.float64)
+    alone = [fipa.aggregate(theta, updates, FIPA(damping)).theta for damping in (0.1, 0.4)]
+    solved = []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: solved.append(1) or eigh(matrix))
+    apply = aggregator(theta, updates)
+    for damping, expected in zip((0.1, 0.4), alone, strict=True):
+        assert torch.equal(apply(FIPA(damping)).theta, expected)
+    others = {update.client_id: -2 * update.delta for update in updates}
+    torch.testing.assert_close(apply(FIPA(0.4), {}, others).theta, -2 * alone[1])
+    assert len(solved) == 1
 
 
 @pytest.mark.parametrize("rule", [FIPA(), FIPA(damping=0.3), CompletedFIPA(), CompletedFIPA(damping=0.3)], ids=str)

@@ -306,6 +306,17 @@ def test_step_stays_in_the_span_of_a_truncated_sketch() -> None:
     np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
 
 
+def test_whole_step_is_the_dense_solve_with_the_sketch() -> None:
+    one = client("terms", 2)
+    A, r = linearised(one)
+    step, sketch = step_of(GaussNewton(0.1, whole=True), one, rank=3)
+    H = (sketch.eigenvectors * sketch.eigenvalues) @ sketch.eigenvectors.T
+    expected = -np.linalg.solve(H.numpy() + 0.1 * np.eye(A.shape[1]), A.T @ r)
+    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
+    with pytest.raises(FipaError, match="whole needs a damping"):
+        GaussNewton(whole=True)
+
+
 def test_cutoff_and_zero_eigenvalues_by_hand() -> None:
     """diag(4, 1, 0) and g = (8, 3, 5): the last never counts, the second not below half of the first."""
     sketch = Sketch(torch.eye(3, dtype=DOUBLE), torch.tensor([4.0, 1.0, 0.0], dtype=DOUBLE), Layout(("x",), ((3,),)))

@@ -185,3 +185,25 @@ def test_targets_of_another_shape_are_refused() -> None:
     (objective,) = objectives(network(), [Client((x, y), "mse")])
     with pytest.raises(FipaError, match=r"\(4, 1\) for targets y of \(4,\)"):
         objective.loss(torch.zeros(layout_of(network()).numel, dtype=DOUBLE), objective.terms)
+
+
+@pytest.mark.parametrize("kind", ["plain", "terms"])
+def test_rows_and_their_bend_along_a_direction(kind):
+    """J^T r'' against the dense third-order tensor of the residuals."""
+    one = client(kind, 1)
+    (objective,) = objectives(network(), [one])
+    theta, v = rows_at(kind, 1)[0], rows_at(kind, 2)[1]
+
+    def rows(t):
+        return objective.rows(t, objective.terms)
+
+    torch.testing.assert_close(0.5 * rows(theta).square().sum(), objective.loss(theta, objective.terms))
+    J = torch.func.jacrev(rows)(theta)
+    second = torch.einsum("rij,i,j->r", torch.func.jacrev(torch.func.jacrev(rows))(theta), v, v)
+    torch.testing.assert_close(objective.bend(theta, v), J.T @ second, rtol=1e-9, atol=1e-10)
+
+
+def test_other_losses_have_no_rows():
+    (objective,) = objectives(network(2), [client("mse", 1)])
+    with pytest.raises(FipaError, match="has no residuals"):
+        objective.rows(torch.zeros(objective._layout.numel, dtype=DOUBLE), objective.terms)

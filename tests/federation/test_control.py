@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from federation.cases import DOUBLE, START, fedavg, fipa_step, lines, mean_loss, numbers, run, stage, texts
+from federation.cases import DOUBLE, START, fedavg, fipa_step, linear, lines, mean_loss, numbers, run, stage, texts
 from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Problem, Residual, Result, Rule
 from fipa.clients.local_rules import SGD, GaussNewton
 from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
@@ -282,3 +282,66 @@ def test_clients_judge_by_their_numbers_of_examples() -> None:
     # g = -+1/2 per coordinate: the mean update is 0.4 in each, the output 0.4, the losses 0.98 and 0.18 from 0.5 each
     np.testing.assert_allclose(state.theta.numpy(), [0.4, 0.4])
     assert record["trials"] == 1
+
+
+# --- geodesic acceleration ---
+
+CURVED = torch.tensor([[0.3, -0.2], [1.1, 0.4], [-0.5, 0.9]], dtype=DOUBLE)
+
+
+def curved_rows(model, x, y):
+    z = model(x)[:, 0]
+    return z + 0.5 * z.square() - y
+
+
+def curved(seed: int) -> Problem:
+    """Two clients whose residuals bend with the parameters."""
+    clients = [Residual(curved_rows, CURVED + m, CURVED[:, 0] - m) for m in range(2)]
+    return Problem(linear(), clients, lambda model: model.weight.square().sum())
+
+
+def dense_rows(problem: Problem, theta: torch.Tensor) -> torch.Tensor:
+    """The residuals of all clients with the weights of the federation's loss."""
+    parts = []
+    for one in problem.clients:
+        x, y = one.data[0].inputs
+        z = x @ theta
+        parts.append((z + 0.5 * z.square() - y) / (len(x) * len(problem.clients)) ** 0.5)
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("local", [GaussNewton(), GaussNewton(1e-4, whole=True)], ids=["span", "whole"])
+def test_accelerated_step_equals_the_dense_one(local: GaussNewton) -> None:
+    """v = -(J^T J + b)^-1 J^T r and a = -1/2 (J^T J + b)^-1 J^T r'' of the pooled problem."""
+    control = StepControl(initial=0.3, acceleration=0.75)
+    rule = FIPA(floor=local.damping)
+    arm = Arm("arm", (stage(rule, local, 1, SketchPlan(rank=None), control=control),))
+    ((state, record),) = run(arm, curved)
+    problem = curved(0)
+    theta = problem.initial
+
+    def rows(t):
+        return dense_rows(problem, t)
+
+    J, r = torch.func.jacrev(rows)(theta), rows(theta)
+    M = J.T @ J + (0.3 + local.damping) * torch.eye(2, dtype=DOUBLE)
+    v = -torch.linalg.solve(M, J.T @ r)
+    second = torch.func.jvp(lambda t: torch.func.jvp(rows, (t,), (v,))[1], (theta,), (v,))[1]
+    a = -0.5 * torch.linalg.solve(M, J.T @ second)
+    assert record["trials"] == 1
+    torch.testing.assert_close(state.theta, theta + v + a, rtol=0, atol=1e-7)
+    assert record["step_length"] == pytest.approx(float((v + a).norm()), abs=1e-7)
+    # up: loss, update, 2 eigenpairs, then a loss and a bend per client; down: model, step, and the proposed model
+    assert record["downlink_bytes"] == 2 * 3 * 16
+    plain = run(Arm("arm", (stage(rule, local, 1, SketchPlan(rank=None), control=StepControl(initial=0.3)),)), curved)
+    assert record["uplink_bytes"] - plain[0][1]["uplink_bytes"] == 2 * 16
+
+
+def test_a_step_that_bends_too_much_is_rejected() -> None:
+    control = StepControl(initial=0.3, acceleration=1e-3, caution=10.0)
+    ((_state, record),) = run(stage(FIPA(), GaussNewton(), 1, SketchPlan(rank=None), control=control), curved)
+    assert record["trials"] > 1  # the loss alone would have accepted the first
+    straight = run(stage(FIPA(), GaussNewton(), 1, SketchPlan(rank=None), control=StepControl(initial=0.3)), curved)
+    assert straight[0][1]["trials"] == 1
+    with pytest.raises(FipaError, match="acceleration must be positive"):
+        StepControl(acceleration=0.0)
