@@ -8,7 +8,7 @@
 torch.Size([15])
 """
 
-from fipa import models
+from fipa import models, pde
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.diagonal import DiagonalFisher
@@ -74,6 +74,7 @@ __all__ = [
     "input_covariance",
     "models",
     "parameters_of",
+    "pde",
     "pool",
     "random_test_matrix",
     "sketch",

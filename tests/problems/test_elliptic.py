@@ -15,7 +15,7 @@ from pde.cases import DOUBLE, axes, laplacian, model_of, newton, numbers, points
 from fipa import FIPA, FipaError, Problem
 from fipa.config.load import load
 from fipa.pde import PDE, Points, Region
-from fipa.problems.elliptic import EQUATIONS, SOLUTIONS, Equation, elliptic, manufactured, poisson, poisson_residual
+from fipa.problems.elliptic import EQUATIONS, SOLUTIONS, Equation, elliptic, poisson, poisson_residual
 
 X, Y = axes(2)
 CIRCLE = (sp.Rational(9, 100) - (X - sp.Rational(45, 100)) ** 2 - (Y - sp.Rational(55, 100)) ** 2) / sp.Rational(6, 10)
@@ -40,9 +40,9 @@ for _d in (1, 2, 3, 5):
 
 def pde_of(name: str) -> PDE:
     if name in EQUATIONS:
-        return manufactured(EQUATIONS[name])
+        return EQUATIONS[name].pde
     kind, d = name.split()
-    return manufactured(Equation(poisson_residual, SOLUTIONS[kind], int(d)))
+    return Equation(poisson_residual, SOLUTIONS[kind], int(d)).pde
 
 
 def problem_of(name: str) -> Problem:

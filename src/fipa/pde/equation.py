@@ -91,6 +91,20 @@ class PDE:
         return self.domain.faces if self.faces is None else self.faces
 
 
+def manufactured(domain: Box, residual: Operator, exact: Callable[[Any], Any], **settings: Any) -> PDE:
+    """The equation whose solution is `exact`: its source and boundary values follow from the operators.
+
+    `exact(x)` returns (n) for points (n, d), in functions of torch, which are differentiated to find the source; other
+    arguments as for `PDE`.
+    """
+
+    def defect(operator: Operator) -> Values:
+        return lambda x: operator(Field(lambda y: exact(y)[:, None], x), x, zero(x))
+
+    condition = settings.get("condition", dirichlet)
+    return PDE(domain, residual, defect(residual), exact, values=defect(condition), **settings)
+
+
 @dataclass(frozen=True)
 class Points:
     """How many, and how often anew.

@@ -13,7 +13,7 @@ from torch import Tensor
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for
 from fipa.models import mlp
-from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split
+from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split, manufactured
 
 RADIUS, CENTRE, WIDTH = 0.3, (0.45, 0.55), 0.1  # of the bubble in two dimensions, and of its interface
 DIFFUSION = (
@@ -65,6 +65,11 @@ class Equation:
     exact: Callable[[Any], Any]
     axes: int = 1
 
+    @property
+    def pde(self) -> PDE:
+        """On the unit cube."""
+        return manufactured(Box.cube(self.axes), self.residual, self.exact, laplacian=True)
+
 
 EQUATIONS = {
     "allen-cahn": Equation(allen_cahn, lambda x: torch.sin(math.pi * x[:, 0])),
@@ -79,17 +84,6 @@ SOLUTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def manufactured(equation: Equation) -> PDE:
-    """The equation with the source and the boundary values of its solution, on the unit cube."""
-
-    def source(x: Tensor) -> Tensor:
-        return equation.residual(Field(lambda y: equation.exact(y)[:, None], x), x, x.new_zeros(len(x)))
-
-    return PDE(
-        Box.cube(equation.axes), equation.residual, source, equation.exact, values=equation.exact, laplacian=True
-    )
-
-
 def elliptic(
     seed: int,
     *,
@@ -101,7 +95,7 @@ def elliptic(
     hidden: Sequence[int] = (32, 32, 32),
 ) -> Problem:
     """A nonlinear equation on [0, 1] or the unit square, cut at `cuts` or into `regions`; relative L2 error."""
-    return _solve(manufactured(EQUATIONS[equation]), seed, cuts, regions, points, penalty, hidden)
+    return _solve(EQUATIONS[equation], seed, cuts, regions, points, penalty, hidden)
 
 
 def poisson(
@@ -116,12 +110,12 @@ def poisson(
     hidden: Sequence[int] = (32, 32, 32),
 ) -> Problem:
     """-Δu = f on the unit cube with u = Π sin(π xᵢ), or their sum as in the published code; relative L2 error."""
-    pde = manufactured(Equation(poisson_residual, SOLUTIONS[solution], dimension))
-    return _solve(pde, seed, cuts, regions, points, penalty, hidden)
+    equation = Equation(poisson_residual, SOLUTIONS[solution], dimension)
+    return _solve(equation, seed, cuts, regions, points, penalty, hidden)
 
 
 def _solve(
-    pde: PDE,
+    equation: Equation,
     seed: int,
     cuts: Sequence[Sequence[float]],
     regions: Sequence[Region] | None,
@@ -129,6 +123,7 @@ def _solve(
     penalty: float,
     hidden: Sequence[int],
 ) -> Problem:
+    pde = equation.pde
     model = mlp([pde.domain.axes, *hidden, 1], generator=generator_for(seed, "model"))
     split = grid_split(pde.domain, cuts) if regions is None else regions
     labels = ("x", "y") if pde.domain.axes < 3 else ("x₁", "x₂")
