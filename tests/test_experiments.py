@@ -66,3 +66,31 @@ def test_the_documented_toml_runs(tmp_path):
     assert done.code == 0
     clients = tiny.results(tmp_path / "out")["arms"]["warm-up, then FIPA"]["0"]["clients"]
     assert max(map(len, clients[:1])) <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "settings"),
+    [
+        ("pde-allen-cahn", 1e-4, ["rounds=20"]),
+        ("pde-bratu", 1e-4, ["rounds=20"]),
+        ("pde-fisher", 1e-4, ["rounds=30"]),
+        ("poisson-1d", 1e-4, ["rounds=20"]),
+        ("poisson-2d", 1e-3, ["rounds=25", "problem.points={interior=300, boundary=40, test=500}"]),
+        ("pde-inverse", 1e-3, ["rounds=15", "problem.noise=0"]),
+    ],
+)
+def test_accelerated_fipa_solves_equations(tmp_path, name, error, settings):
+    arm = "FIPA accelerated, low rank"
+    curve = curves(tmp_path, name, [arm], *settings)[arm]
+    assert curve["metric"][-1] <= error
+    assert curve["loss"] == sorted(curve["loss"], reverse=True)
+
+
+def test_the_example_of_a_users_own_equation(tmp_path):
+    out = tmp_path / "out"
+    arm = "FIPA, Gauss-Newton clients"
+    file = str(ROOT / "examples/own_pde.py")
+    done = tiny.fipa("run", file, "--arm", arm, "--out", str(out), "--json", "--rounds", "12")
+    assert done.code == 0
+    metric = tiny.results(out)["arms"][arm]["0"]["metric"]
+    assert metric[-1] < 0.02

@@ -1,7 +1,7 @@
 """The table of docs/pde.md from runs: `python docs/results/table.py runs/pde-bratu runs/poisson-2d ...`.
 
 For each run: the last error of FedAvg's arms and of FIPA's, median and range over the seeds, and how many times FIPA's
-error is below the best that any FedAvg arm had reached **on the same seed**, within as many rounds, and as many seconds.
+error is below the best that any FedAvg arm had reached **on the same seed**, within as many rounds or seconds.
 """
 
 from __future__ import annotations
