@@ -187,11 +187,11 @@ def test_targets_of_another_shape_are_refused() -> None:
         objective.loss(torch.zeros(layout_of(network()).numel, dtype=DOUBLE), objective.terms)
 
 
-@pytest.mark.parametrize("kind", ["plain", "terms"])
+@pytest.mark.parametrize("kind", ["plain", "terms", "mse"])
 def test_rows_and_their_bend_along_a_direction(kind):
     """J^T r'' against the dense third-order tensor of the residuals."""
     one = client(kind, 1)
-    (objective,) = objectives(network(), [one])
+    (objective,) = objectives(network(OUTPUTS[kind]), [one])
     theta, v = rows_at(kind, 1)[0], rows_at(kind, 2)[1]
 
     def rows(t):
@@ -203,7 +203,7 @@ def test_rows_and_their_bend_along_a_direction(kind):
     torch.testing.assert_close(objective.bend(theta, v), J.T @ second, rtol=1e-9, atol=1e-10)
 
 
-def test_other_losses_have_no_rows():
-    (objective,) = objectives(network(2), [client("mse", 1)])
-    with pytest.raises(FipaError, match="has no residuals"):
-        objective.rows(torch.zeros(objective._layout.numel, dtype=DOUBLE), objective.terms)
+def test_cross_entropy_has_no_rows():
+    (objective,) = objectives(network(3), [client("cross_entropy", 1)])
+    with pytest.raises(FipaError, match="cross_entropy has no residuals"):
+        objective.rows(rows_at("cross_entropy", 1)[0], objective.terms)

@@ -14,6 +14,7 @@ from fipa.aggregation.fipa import FIPA
 from fipa.config.load import OWN_PROBLEM, load, names, tomllib, validate
 from fipa.config.schema import LOCAL_RULES, RULES, SPECS, Experiment, dump, resolved
 from fipa.curvature.rank import RelativeThreshold, TraceShare
+from fipa.errors import FipaError
 from fipa.federation.control import StepControl
 from fipa.federation.plans import AdditivePlan, SketchPlan
 
@@ -89,6 +90,16 @@ def test_step_control_is_as_written(written: str, expected: StepControl | None, 
         assert experiment.build(least_squares)[0].stages[0].control == expected
         again = validate(dump(resolved(experiment, least_squares)))
         assert again.build(not least_squares)[0].stages[0].control == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "local"), [("fipa", '{ name = "adam", steps = 2 }'), ("additive-fipa", '{ name = "gauss-newton" }')]
+)
+def test_acceleration_needs_gauss_newton_clients_with_sketches(rule: str, local: str) -> None:
+    with pytest.raises(FipaError, match="acceleration needs gauss-newton clients that send eigen-sketches"):
+        with_arm(f'step_control = {{ acceleration = 0.75 }}\nrule = {{ name = "{rule}" }}\nlocal = {local}')
+    written = 'step_control = { acceleration = 0.5 }\nrule = { name = "fipa" }\nlocal = { name = "gauss-newton" }'
+    assert with_arm(written).build(True)[0].stages[0].control == StepControl(acceleration=0.5)
 
 
 # --- stages ---

@@ -7,7 +7,7 @@ the cost of running the transformations anew in every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,19 +57,27 @@ class Objective:
         return self._model.training
 
     def rows(self, flat: Tensor, terms: Terms) -> Tensor:
-        """The weighted residuals of a least-squares loss, one flat vector: half of its square is the loss."""
+        """The weighted residuals of a sum of squares, one flat vector: half of its square is the loss."""
+        model = self._model_at(flat)
+        if self._client.loss == "mse":
+            ((x, y),) = terms
+            return ((model(x) - y) / len(y) ** 0.5).reshape(-1)
         if self._client.loss != "least_squares":
-            raise FipaError(f'a loss of "{self._client.loss}" has no residuals')
+            raise FipaError(f"{self._client.loss} has no residuals: leave step_control.acceleration out")
+        pairs = self._residuals(model, terms)
+        return torch.cat([((weight / len(rows)).sqrt() * rows).reshape(-1) for rows, weight in pairs])
+
+    def _model_at(self, flat: Tensor) -> Callable[..., Tensor]:
         params = self._layout.unflatten(flat)
+        return lambda *args: self._call(params, *args)
 
-        def model(*args: Any) -> Tensor:
-            return self._call(params, *args)
-
-        parts = []
+    def _residuals(self, model: Callable[..., Tensor], terms: Terms) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each term, with their weights."""
         for residual, (inputs, weight) in zip(self._client.data, terms, strict=True):
             rows = residual.rows(model, inputs)
-            parts.append(((weight / len(rows)).sqrt() * rows).reshape(-1))
-        return torch.cat(parts)
+            if weight.shape[1] not in (1, rows.shape[1]):
+                raise SketchError(f"weights of shape {tuple(weight.shape)} fit no residuals of {tuple(rows.shape)}")
+            yield rows, weight
 
     def bend(self, flat: Tensor, direction: Tensor) -> Tensor:
         r"""$J^\top r''$ (p), with $r''$ the second derivative of the residuals along a direction in parameter space."""
@@ -85,17 +93,10 @@ class Objective:
 
     def loss(self, flat: Tensor, terms: Terms) -> Tensor:
         """The loss at flat parameters (p) on all of the terms, or on batches of them."""
-        params = self._layout.unflatten(flat)
-
-        def model(*args: Any) -> Tensor:
-            return self._call(params, *args)
-
+        model = self._model_at(flat)
         if self._client.loss == "least_squares":
             total = flat.new_zeros(())
-            for residual, (inputs, weight) in zip(self._client.data, terms, strict=True):
-                rows = residual.rows(model, inputs)
-                if weight.shape[1] not in (1, rows.shape[1]):
-                    raise SketchError(f"weights of shape {tuple(weight.shape)} fit no residuals of {tuple(rows.shape)}")
+            for rows, weight in self._residuals(model, terms):
                 total = total + 0.5 * (weight * rows.square()).sum() / len(rows)
             return total
         ((x, y),) = terms
