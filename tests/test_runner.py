@@ -342,7 +342,7 @@ def test_files_of_a_run(whole: Path) -> None:
     assert any((whole / "figures").iterdir())
     view = json.loads((whole / "views.json").read_text())["curves"]
     assert len(view["x"]) == len(view["target"]) == 16
-    assert view["regions"] == [0.0, 0.2, 0.5, 0.7, 1.0]
+    assert view["regions"] == [[0.0, 0.2], [0.2, 0.5], [0.5, 0.7], [0.7, 1.0]]
     assert {name: len(fit) for name, fit in view["arms"].items()} == dict.fromkeys(results(whole)["arms"], 16)
 
 

@@ -1,7 +1,8 @@
 """The table of docs/pde.md from runs: `python docs/results/table.py runs/pde-bratu runs/poisson-2d ...`.
 
-For each run: the last error of FedAvg's arms and of FIPA's, median and range over the seeds, and how many times FIPA's
-error is below the best that any FedAvg arm had reached **on the same seed**, within as many rounds or seconds.
+For each run: the last error of each arm, median and range over the seeds; and how many times the error of FIPA's arms
+is below the best that any FedAvg arm had reached **on the same seed** within as many rounds, and within as many
+seconds. Where the one stopped earlier, the other is cut to that budget.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ def main(directories: list[str]) -> None:
         controls = [seeds for name, seeds in arms.items() if name.startswith("FedAvg")]
         for place, (name, seeds) in enumerate(arms.items()):
             last = [curves["metric"][-1] for curves in seeds.values()]
+            if None in last:
+                raise SystemExit(f"{directory}: {name} diverged, and has no last error")
             cells = [f"`{results['experiment']}`" if place == 0 else "", name]
             cells += [str(max(len(curves["metric"]) for curves in seeds.values())), spread(last)]
             cells.append(f"{median(sum(curves['seconds']) for curves in seeds.values()):.0f}")
             cells.append(f"{median(sum(curves['uplink_bytes']) for curves in seeds.values()) / 2**20:.1f}")
-            cells.append(f"{max(max(curves['peak_memory_mib']) for curves in seeds.values()):.0f}")
+            peaks = [peak for curves in seeds.values() for peak in curves["peak_memory_mib"] if peak is not None]
+            cells.append(f"{max(peaks):.0f}" if peaks else "")
             if name.startswith("FIPA") and controls:
-                cells += [worst_ratio(seeds, controls, "round"), worst_ratio(seeds, controls, "seconds")]
+                cells += [ratios(seeds, controls, "rounds"), ratios(seeds, controls, "seconds")]
             else:
                 cells += ["", ""]
             print("| " + " | ".join(cells) + " |")
@@ -43,18 +47,27 @@ def spread(values: list[float]) -> str:
     return text if len(values) == 1 else f"{text} [{min(values):.1e}, {max(values):.1e}]"
 
 
-def worst_ratio(seeds: dict[str, Curves], controls: list[dict[str, Curves]], budget: str) -> str:
-    """Of the seeds' ratios, median and smallest."""
-    ratios = []
+def ratios(seeds: dict[str, Curves], controls: list[dict[str, Curves]], budget: str) -> str:
+    """Over the seeds, median and smallest, at the largest budget that the arm and some control have both used up."""
+    found = []
     for seed, curves in seeds.items():
-        spent = list(accumulate(curves["seconds"]))[-1] if budget == "seconds" else len(curves["metric"])
-        reached = []
-        for control in controls:
-            other = control[seed]
-            costs = accumulate(other["seconds"]) if budget == "seconds" else range(1, len(other["metric"]) + 1)
-            reached += [value for value, cost in zip(other["metric"], costs, strict=True) if cost <= spent]
-        ratios.append(min(reached, default=curves["initial_metric"]) / curves["metric"][-1])
-    return f"{median(ratios):.0f}x (at least {min(ratios):.0f}x)"
+        others = [control[seed] for control in controls]
+        limit = min(costs(curves, budget)[-1], max(costs(other, budget)[-1] for other in others))
+        own = within(curves, budget, limit)
+        reached = [value for other in others for value in within(other, budget, limit)]
+        if own and reached:
+            found.append(min(reached) / own[-1])
+    return f"{median(found):.0f}x (at least {min(found):.0f}x)" if len(found) == len(seeds) else "none"
+
+
+def costs(curves: Curves, budget: str) -> list[float]:
+    return list(accumulate(curves["seconds"] if budget == "seconds" else [1] * len(curves["metric"])))
+
+
+def within(curves: Curves, budget: str, limit: float) -> list[float]:
+    """The errors after every round up to a limit."""
+    pairs = zip(curves["metric"], costs(curves, budget), strict=True)
+    return [value for value, cost in pairs if cost <= limit and value is not None]
 
 
 if __name__ == "__main__":

@@ -96,6 +96,14 @@ def test_a_floor_passes_the_whole_gradient_on_whatever_the_rank() -> None:
     close(d, expected)
 
 
+def test_a_floor_below_the_rounding_of_the_sketches_is_refused() -> None:
+    sketch = Sketch(torch.eye(4, 2), torch.tensor([1e3, 1.0]), one_parameter(4))
+    update = ClientUpdate(torch.ones(4), 1, sketch)
+    with pytest.raises(fipa.FipaError, match=r"floor=1e-06.* drowns in the rounding of torch.float32"):
+        fipa.aggregate(torch.zeros(4), [update], FIPA(floor=1e-6))
+    fipa.aggregate(torch.zeros(4), [update], FIPA(floor=1e-2))
+
+
 @FAST
 @given(clients=sketch_rounds(), damping=st.floats(1e-3, 10.0))
 def test_completed_minimises_the_distance_to_all_updates(clients: Round, damping: float) -> None:

@@ -10,7 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from federation.cases import DOUBLE, START, fedavg, fipa_step, linear, lines, mean_loss, numbers, run, stage, texts
+from federation.cases import (
+    DOUBLE,
+    START,
+    Planned,
+    fedavg,
+    fipa_step,
+    linear,
+    lines,
+    mean_loss,
+    numbers,
+    run,
+    stage,
+    texts,
+)
 from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Problem, Residual, Result, Rule
 from fipa.clients.local_rules import SGD, GaussNewton
 from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
@@ -345,3 +358,48 @@ def test_a_step_that_bends_too_much_is_rejected() -> None:
     assert straight[0][1]["trials"] == 1
     with pytest.raises(FipaError, match="acceleration must be positive"):
         StepControl(acceleration=0.0)
+
+
+def test_the_correction_does_not_depend_on_the_rules_step() -> None:
+    """With half the step v is half as long, and a, quadratic in v, a quarter: not an eighth."""
+    steps = {}
+    for gamma in (1.0, 0.5):
+        moved = []
+        for acceleration in (None, 0.75):
+            control = StepControl(initial=0.3, acceleration=acceleration)
+            local = stage(FIPA(step=gamma), GaussNewton(), 1, SketchPlan(rank=None), control=control)
+            ((state, record),) = run(local, curved)
+            assert record["trials"] == 1
+            moved.append(state.theta)
+        steps[gamma] = moved[1] - moved[0]
+    torch.testing.assert_close(steps[0.5], steps[1.0] / 4, rtol=1e-6, atol=1e-12)
+
+
+def test_steps_that_are_rejected_unseen_are_not_paid_for_as_probes() -> None:
+    control = StepControl(initial=0.3, acceleration=1e-3, caution=10.0)
+    ((_, record),) = run(stage(FIPA(), GaussNewton(), 1, SketchPlan(rank=None), control=control), curved)
+    # two clients of 16 bytes: the model, a step for each trial, and the one proposed model that they judged
+    assert record["downlink_bytes"] == 2 * 16 * (1 + record["trials"] + 1)
+
+
+def test_late_clients_count_with_their_curvature_but_do_not_bend() -> None:
+    control = StepControl(initial=0.3, acceleration=0.75)
+    accelerated = stage(FIPA(), GaussNewton(), 2, SketchPlan(rank=None), control=control)
+    rounds = run(Arm("arm", (accelerated,), faults=Planned(plan={(1, 1): 1, (2, 1): None})), curved)
+    assert [record["clients"] for _, record in rounds] == [[0], [0, 1]]
+    assert all(record["accepted"] for _, record in rounds)
+
+
+@pytest.mark.parametrize(
+    ("rule", "local", "plan", "control", "message"),
+    [
+        (FIPA(), SGD(steps=1), SketchPlan(), StepControl(acceleration=0.75), "acceleration needs gauss-newton"),
+        (FIPA(), GaussNewton(), None, StepControl(acceleration=0.75), "acceleration needs gauss-newton"),
+        (FIPA(), GaussNewton(1e-6, whole=True), SketchPlan(), None, "floor equal to its damping"),
+        (FIPA(floor=1e-2), GaussNewton(1e-6, whole=True), SketchPlan(), None, r"floor = 1e-06"),
+        (FedAvg(), GaussNewton(1e-6, whole=True), None, None, "floor equal to its damping"),
+    ],
+)
+def test_settings_that_only_work_in_pairs(rule, local, plan, control, message: str) -> None:
+    with pytest.raises(FipaError, match=message):
+        stage(rule, local, 1, plan, control=control)

@@ -16,7 +16,19 @@ import fipa
 from fipa import FIPA, Curves, FipaError, Maps, Problem, Residual
 from fipa.clients.objective import Objective, StackedObjective
 from fipa.models import mlp
-from fipa.pde import PDE, Box, Field, Points, Region, dirichlet, federated, grid_split, relative_error, zero
+from fipa.pde import (
+    PDE,
+    Box,
+    Field,
+    Points,
+    Region,
+    dirichlet,
+    federated,
+    grid_split,
+    manufactured,
+    relative_error,
+    zero,
+)
 from fipa.problems.elliptic import poisson
 from pde.cases import DOUBLE, network, newton
 
@@ -184,7 +196,8 @@ def test_without_a_solution_the_metric_is_the_residual() -> None:
     problem = solve(pde, zeros(1), Points(interior=5, test=3))
     assert problem.name == "root mean square of the residual"
     assert problem.evaluate(problem.initial) == pytest.approx(math.sqrt((0.25 + 1) / 3))
-    assert problem.picture is None
+    assert isinstance(problem.picture, Curves)
+    assert problem.picture.target is None
     plane = PDE(Box.cube(2), poisson_1d, lambda x: x[:, 0])
     problem = solve(plane, zeros(2), Points(interior=5, test=4000))
     assert problem.evaluate(problem.initial) == pytest.approx(math.sqrt(1 / 3), abs=0.02)
@@ -203,7 +216,7 @@ def test_a_curve_in_one_dimension() -> None:
     picture = solve(model=zeros(1), regions=regions, labels=("s", "t")).picture
     assert isinstance(picture, Curves)
     assert picture.error
-    assert picture.regions == (0.0, 0.4, 0.6, 1.0)
+    assert picture.regions == ((0.0, 0.6), (0.4, 1.0))
     assert (picture.x_label, picture.target_label) == ("s", "exact solution")
     torch.testing.assert_close(picture.x, torch.linspace(0, 1, 401, dtype=DOUBLE))
     torch.testing.assert_close(picture.target, torch.sin(math.pi * picture.x))
@@ -233,6 +246,7 @@ def test_a_map_in_two_dimensions() -> None:
     assert isinstance(picture, Maps)
     assert picture.extent == (0.0, 2.0, -1.0, 1.0)
     assert picture.boxes == ((0.0, 1.5, -1.0, 1.0), (1.0, 2.0, -1.0, 1.0))
+    assert picture.target is not None
     side = len(picture.target)
     assert picture.target.shape == (side, side)
     assert float(picture.target[0, 0]) == pytest.approx(-10)
@@ -247,20 +261,34 @@ def test_a_cut_through_the_middle_in_three_dimensions() -> None:
     pde = PDE(domain, poisson_1d, exact=lambda x: x[:, 0] + 10 * x[:, 1] + 100 * x[:, 2])
     picture = solve(pde, regions=grid_split(domain, [[0.5], [], [3.0]])).picture
     assert isinstance(picture, Maps)
-    assert picture.boxes == ((0.0, 0.5, 0.0, 1.0), (0.5, 1.0, 0.0, 1.0))  # those with z = 4 in them
+    assert picture.boxes == (None, None, (0.0, 0.5, 0.0, 1.0), (0.5, 1.0, 0.0, 1.0))  # those with z = 4 in them
+    assert picture.target is not None
     assert float(picture.target[0, 0]) == pytest.approx(400)
     assert float(picture.target[-1, 0]) == pytest.approx(410)
     torch.testing.assert_close(picture.predict(Coordinates(3)).detach(), picture.target)
     assert "cut through the middle" in picture.title
+    split = solve(pde, regions=grid_split(domain, [[], [], [4.0]])).picture  # right along the plane
+    assert isinstance(split, Maps)
+    assert split.boxes == (None, (0.0, 1.0, 0.0, 1.0))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_a_picture_needs_no_exact_solution(d: int) -> None:
+    pde = PDE(Box.cube(d), poisson_1d)
+    picture = solve(pde, regions=list(reversed(grid_split(pde.domain, [[0.5]]))), metric=lambda model: 1.0).picture
+    assert isinstance(picture, Curves if d == 1 else Maps)
+    assert picture.target is None
+    places = picture.regions if isinstance(picture, Curves) else picture.boxes
+    assert [place[:2] for place in places if place is not None] == [(0.5, 1.0), (0.0, 0.5)]
 
 
 # --- what is refused ---
 
 OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
-    "scalar": (lambda u, x, f: (u.laplacian + f).sum(), r"interior must return .*\(5,\).* got \(\)"),
-    "too few": (lambda u, x, f: u.laplacian[:2], r"interior must return .*got \(2,\)"),
-    "list": (lambda u, x, f: [0.0] * 5, "interior must return .*got a list"),
-    "forgotten": (lambda u, x, f: None, "interior must return .*got a NoneType"),
+    "scalar": (lambda u, x, f: (u.laplacian + f).sum(), r"the residual must be a tensor \(5,\) at 5 points, got \(\)"),
+    "too few": (lambda u, x, f: u.laplacian[:2], r"the residual must be .*got \(2,\)"),
+    "list": (lambda u, x, f: [0.0] * 5, "the residual must be .*got a list"),
+    "forgotten": (lambda u, x, f: None, "the residual must be .*got a NoneType"),
     "column times row": (lambda u, x, f: -u.laplacian + x[:, :1] * u.value - f, r"\(5, 5\)"),
     "nan": (
         lambda u, x, f: u.laplacian + (x[:, 0] - 2).log(),
@@ -282,7 +310,7 @@ def test_residuals_that_cannot_be(name: str) -> None:
     ("condition", "message"),
     [
         (lambda u, x, g: u.value / 0 * 0, r"the boundary residual of client 0 is \[nan\] at x = \[0.0\]"),
-        (lambda u, x, g: u.value[:0], r"boundary must return .*got \(0,\)"),
+        (lambda u, x, g: u.value[:0], r"the condition must be .*got \(0,\)"),
     ],
 )
 def test_conditions_that_cannot_be(condition: Callable[..., Any], message: str) -> None:
@@ -301,6 +329,7 @@ def not_a_number(x: Tensor) -> Tensor:
         ({"exact": not_a_number}, r"the exact solution is nan at x = \[0\.\d+\]"),
         ({"values": not_a_number}, r"the boundary value is nan at x = \[1\.0\]"),
         ({"source": lambda x: x[:, 0] / 0}, "the source is inf at"),
+        ({"source": lambda x: 1.0}, r"the source must be a tensor \(5,\) at 5 points, got a float"),
         ({"source": lambda x: x}, r"the source must be a tensor \(5,\) at 5 points, got \(5, 1\)"),
         ({"values": lambda x: x}, r"the boundary value must be a tensor \(1,\) at 1 points, got \(1, 1\)"),
         ({"exact": lambda x: x}, r"the exact solution must be a tensor \(16,\) at 16 points, got \(16, 1\)"),
@@ -310,6 +339,27 @@ def not_a_number(x: Tensor) -> Tensor:
 def test_numbers_that_cannot_be(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(FipaError, match=message):
         solve(PDE(Box.cube(1), poisson_1d, **parts))
+
+
+def test_manufactured_equations_must_subtract_the_source() -> None:
+    def wrong(u: Field, x: Tensor, f: Tensor) -> Tensor:
+        return u.laplacian + f
+
+    with pytest.raises(FipaError, match=r"fails the residual: it must subtract its last argument"):
+        manufactured(Box.cube(1), wrong, lambda x: torch.sin(x[:, 0]))
+    with pytest.raises(FipaError, match=r"the exact solution must be a tensor \(5,\) at 5 points, got \(5, 1\)"):
+        manufactured(Box.cube(1), poisson_1d, torch.sin)
+
+
+def test_no_such_axis() -> None:
+    with pytest.raises(FipaError, match="there is no axis 1: the points have 1"):
+        solve(PDE(Box.cube(1), lambda u, x, f: u.d(1)))
+
+
+def test_the_residual_is_the_metric_of_a_float32_model_without_a_solution() -> None:
+    model = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1))
+    problem = federated(PDE(Box.cube(1), poisson_1d), grid_split(Box.cube(1), []), model, Points(4, test=6), seed=0)
+    assert 0 < problem.evaluate(problem.initial) < 10
 
 
 @pytest.mark.parametrize("penalty", [0.0, -1.0, math.nan])

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from fipa.errors import FipaError
 from fipa.pde import Field
-from fipa.pde.jet import Jet
+from fipa.pde.jet import Jet, _general
 from pde.cases import DOUBLE, assert_is_dense, network, points
 
 W = points(3, 2, seed=5, low=-1, high=1)
@@ -201,9 +201,20 @@ def test_attributes_of_the_tensor_that_a_jet_stands_for() -> None:
         _ = jet.no_such_thing
 
 
-def test_a_function_that_returns_several_tensors_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"unbind.* returns a tuple: a jet cannot follow it"):
-        Jet.of(points(4, 2)).unbind(1)
+def test_parts_comparisons_and_views() -> None:
+    """How models take their input apart."""
+
+    def split(x):
+        a, b = x.split(1, dim=1)
+        return a.sin() * b**2
+
+    assert_is_dense(split, points(5, 2))
+    assert_is_dense(lambda x: (x.unbind(1)[0] * x.unbind(1)[1])[:, None], points(5, 2))
+    assert_is_dense(lambda x: torch.where(x[:, :1] > 0.5, x[:, :1] ** 3, x[:, 1:].exp()), points(5, 2))
+    assert_is_dense(lambda x: abs(x[:, :1] - 2.0) ** 3, points(5, 2))
+    assert_is_dense(lambda x: x[:, :1].expand(-1, 3).square().sum(dim=1, keepdim=True), points(5, 2))
+    with pytest.raises(FipaError, match="returns a float: no derivatives"):
+        _general(lambda x: 1.0, (Jet.of(points(4, 2)),), {})
 
 
 def test_a_long_chain_of_mixed_rules() -> None:

@@ -35,7 +35,7 @@ def test_metric_of_the_sine_is_the_mean_square_on_the_grid() -> None:
     assert problem.evaluate(theta) == pytest.approx(float((0.5 - torch.sin(2 * math.pi * x)).square().mean()))
     assert isinstance(problem.picture, Curves)
     torch.testing.assert_close(problem.picture.x, x)
-    assert problem.picture.regions == (0.0, 0.5, 1.0)
+    assert problem.picture.regions == ((0.0, 0.5), (0.5, 1.0))
     assert problem.picture.predict(problem.model).tolist() == [0.5] * 101
 
 

@@ -123,7 +123,7 @@ def test_regions_and_picture() -> None:
     problem = inverse(0, regions=regions, sensing=[1], points=FEW, hidden=(3,))
     assert [len(client.data) for client in problem.clients] == [1, 2]
     assert isinstance(problem.picture, Curves)
-    assert problem.picture.regions == (0.0, 0.4, 0.6, 1.0)
+    assert problem.picture.regions == ((0.0, 0.6), (0.4, 1.0))
     torch.testing.assert_close(problem.picture.target, numbers(SOLUTION, problem.picture.x[:, None]))
     with pytest.raises(FipaError, match=r"leaves \[0.4, 1\] without an owner"):
         inverse(0, regions=(Region((0.0,), (0.4,)),), hidden=(3,))

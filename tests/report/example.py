@@ -133,7 +133,7 @@ def views() -> dict[str, Any]:
             "x": x.tolist(),
             "target": np.sin(2 * np.pi * x).tolist(),
             "arms": {arm: (np.sin(2 * np.pi * x) + e * np.cos(9 * x)).tolist() for arm, e in sizes.items()},
-            "regions": [0, 0.5, 1],
+            "regions": [[0, 0.5], [0.5, 1]],
         },
         "maps": {
             "title": "Gaussian mixture",
@@ -183,7 +183,7 @@ def pde_views(clients: int = 3) -> dict[str, Any]:
             "target": line.tolist(),
             "target_label": "exact solution",
             "arms": {arm: (line + e * np.sin(np.pi * x) * np.cos(9 * x)).tolist() for arm, e in sizes.items()},
-            "regions": edges,
+            "regions": [list(pair) for pair in pairwise(edges)],
             "error": True,
         },
         "maps": {

@@ -67,6 +67,18 @@ def test_views(tmp_path):
     (tmp_path / "views.json").write_text('{"maps": {"extent": [0, 1, 0, 1], "target": [[1]], "arms": {"A": [1]}}}')
     with pytest.raises(FipaError, match=r"maps of arm 'A' has shape \(1,\), its target \(1, 1\)"):
         data.load_views(tmp_path)
+    (tmp_path / "views.json").write_text('{"curves": {"x": [1, 2], "target": null, "arms": {"A": [1, 2], "B": [1]}}}')
+    with pytest.raises(FipaError, match=r"curves of arm 'B' has shape \(1,\), A \(2,\)"):
+        data.load_views(tmp_path)
+    (tmp_path / "views.json").write_text('{"maps": {"extent": [0, 1, 0, 1], "target": null, "arms": {}}}')
+    assert data.load_views(tmp_path) == {}
+
+
+@pytest.mark.parametrize("regions", ["[0, 0.4, 1]", "[[0, 0.4], [0.4, 1]]"])
+def test_regions_may_be_the_edges_between_them_as_in_older_runs(tmp_path, regions):
+    curves = f'{{"x": [1], "target": [1], "arms": {{}}, "regions": {regions}}}'
+    (tmp_path / "views.json").write_text(f'{{"curves": {curves}}}')
+    assert data.load_views(tmp_path)["curves"]["regions"] == [[0, 0.4], [0.4, 1]]
 
 
 def test_summary_by_hand(tmp_path):

@@ -90,6 +90,61 @@ def test_a_square_stays_square_and_many_clients_have_no_numbers():
     assert [len(axes.texts) for axes in (solution, error, pde("pde2d", clients=10)[2])] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("regions", "expected"),
+    [
+        ([[0, 0.6], [0.4, 1]], {"client 0": 0.3, "client 1": 0.7}),
+        ([[0.5, 1], [0, 0.5]], {"client 0": 0.75, "client 1": 0.25}),
+        ([[0, 1], [0, 1], [0.25, 0.5]], {"clients 0, 1": 0.5, "client 2": 0.375}),
+    ],
+)
+def test_every_region_has_the_name_of_its_client(regions, expected):
+    for axes in pde("pde1d", curves=example.pde_views()["curves"] | {"regions": regions})[2:]:
+        assert {text.get_text(): text.get_position()[0] for text in axes.texts} == pytest.approx(expected)
+        assert len(axes.patches) == len(expected)
+
+
+def test_names_in_the_same_place_stand_in_rows():
+    *_, axes = pde("pde1d", curves=example.pde_views()["curves"] | {"regions": [[0, 1], [0.4, 0.6]]})
+    first, second = (text.get_position() for text in axes.texts)
+    assert first[0] == second[0]
+    assert first[1] > second[1]
+
+
+def test_clients_outside_of_the_plane_keep_their_numbers():
+    boxes = [None, [0, 0.5, -1, 1], None, [0.5, 1, -1, 1], [0.5, 1, -1, 1]]
+    target, solution, *_ = pde("pde2d", maps=example.pde_views()["maps"] | {"boxes": boxes})[2:]
+    assert [text.get_text() for text in target.texts] == ["client 1", "clients 3, 4"]
+    assert len(target.patches) == len(solution.patches) == 2
+
+
+def without_target(name):
+    return {name: example.pde_views()[name] | {"target": None}}
+
+
+def test_curves_without_a_target_have_no_errors(tmp_path):
+    _, _, solution = pde("pde1d", **without_target("curves"))
+    assert [line.get_label() for line in solution.lines] == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
+    assert [text.get_text() for text in solution.texts] == ["client 0", "client 1", "client 2"]
+    _, found = draw(tmp_path, example.pde_results("pde1d"), without_target("curves"))
+    assert "solution after the last round" in found
+    assert not found & {"exact solution", "pointwise error"}
+
+
+@pytest.mark.parametrize(("layout", "titles"), [("pde2d", ["FIPA", "FedAvg"]), ("fit2d", ["FedAvg", "FIPA"])])
+def test_maps_without_a_target_are_the_solutions(tmp_path, layout, titles):
+    curves = 2 if layout == "pde2d" else 1
+    first, second, *bars = pde(layout, **without_target("maps"))[curves:]
+    assert [first.get_title(), second.get_title()] == titles
+    assert len(bars) == 1
+    assert [text.get_text() for text in first.texts] == ["client 0", "client 1", "client 2"]
+    assert first.images[0].get_clim() == second.images[0].get_clim()
+    _, found = draw(tmp_path, example.pde_results(layout), without_target("maps"))
+    assert set(titles) < found
+    view = without_target("maps")["maps"] | {"arms": {"centralised": example.pde_views()["maps"]["target"]}}
+    assert len(pde(layout, maps=view)) == curves
+
+
 @pytest.mark.parametrize("layout", ["pde1d", "pde2d"])
 def test_a_pde_without_pictures_has_the_metric(layout):
     axes = pde(layout, curves=None, maps=None)

@@ -158,6 +158,20 @@ def test_pointwise_errors_share_the_colours_and_the_legend(pde):
     assert "FedAvg" not in {t["name"] for t in pde.traces("error-0")}
 
 
+def test_views_without_a_target_show_the_solutions(browser, tmp_path):
+    views = {name: view | {"target": None} for name, view in example.pde_views().items()}
+    views["curves"]["regions"] = [[0.5, 1], [0, 0.5]]
+    views["maps"]["boxes"] = [None, [0, 1, -1, 1]]
+    browser.open(page(tmp_path, example.pde_results("pde2d"), views))
+    assert browser.messages() == []
+    assert [t["name"] for t in browser.traces("fit-0")] == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
+    names = "return document.querySelector(\"[data-chart='fit-0']\").layout.annotations.map(a => [a.text, a.x])"
+    assert browser.run(names) == [["client 0", 0.75], ["client 1", 0.25]]
+    assert maps(browser, "layout.title.text") == ["FIPA"]
+    assert maps(browser, "layout.annotations[0].text") == ["client 1"]
+    assert not browser.texts("[data-chart=error-0]")
+
+
 def test_maps_of_the_chosen_arm(pde):
     menu = "[data-block=maps-0] [data-arm]"
     assert pde.texts(f"{menu} option") == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
@@ -178,7 +192,7 @@ def test_maps_of_the_chosen_arm(pde):
 def test_peak_memory_is_a_column_if_it_was_measured(pde):
     column = pde.texts("thead th").index("peak memory MiB") + 1
     assert pde.texts(f"tbody td:nth-child({column})") == ["201", "241", "281", "321"]  # of the second seed
-    assert any("Peak memory is the largest" in note for note in pde.texts(".note"))
+    assert any("Peak memory: resident" in note for note in pde.texts(".note"))
 
 
 def test_maps_without_arms_are_the_target(browser, tmp_path):

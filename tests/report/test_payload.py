@@ -71,20 +71,45 @@ def test_errors_are_taken_before_rounding_and_maps_are_thinned():
 
 
 def test_errors_of_curves_are_there_if_asked_for():
-    curves = {"x": [0, 1], "target": [1, 1], "arms": {"A": [1 + 1e-9, 1]}, "regions": [0, 0.5, 1]}
+    curves = {"x": [0, 1], "target": [1, 1], "arms": {"A": [1 + 1e-9, 1]}, "regions": [[0, 0.5], [0.5, 1]]}
     assert not payload.view_payload({"curves": curves}, {})["curves"].keys() & {"errors", "range"}
     view = payload.view_payload({"curves": curves | {"error": True}}, {"A": "run: A"})["curves"]
     assert view["errors"] == {"run: A": pytest.approx([1e-9, 1e-16], rel=1e-3)}  # the values have six digits only
     assert view["range"][0] < view["range"][1] == pytest.approx(-9)
-    assert (view["numbered"], view["target_label"]) == (True, "target")
-    assert not payload.view_payload({"curves": curves | {"regions": list(range(11))}}, {})["curves"]["numbered"]
+    assert (view["names"], view["rows"], view["target_label"]) == (["client 0", "client 1"], [0, 0], "target")
+    many = curves | {"regions": [[k / 10, (k + 1) / 10] for k in range(10)]}
+    assert payload.view_payload({"curves": many}, {})["curves"]["names"] == []
+
+
+def test_clients_with_the_same_region_share_a_name():
+    boxes = [[0, 1, 0, 1], None, [0, 1, 0, 1], [0, 1, 0, 2]]
+    assert payload.client_places(boxes) == {(0, 1, 0, 1): "clients 0, 2", (0, 1, 0, 2): "client 3"}
+    assert list(payload.client_places([[0, 1]] * 3).values()) == ["clients 0, 1, 2"]
+    assert list(payload.client_places([[0, 1]] * 4).values()) == ["clients 0, 1, ..."]
+    maps = payload.view_payload({"maps": example.pde_views()["maps"] | {"boxes": boxes}}, {})["maps"]
+    assert maps["boxes"] == [(0, 1, 0, 1), (0, 1, 0, 2)]
+    assert maps["names"] == ["clients 0, 2", "client 3"]
+
+
+def test_without_a_target_there_are_solutions_and_no_errors():
+    views = {name: view | {"target": None} for name, view in example.pde_views().items()}
+    view = payload.view_payload(views, {}, "FIPA")
+    json.dumps(view, allow_nan=False)
+    for part, values in (("curves", "arms"), ("maps", "solutions")):
+        assert view[part]["target"] is None
+        assert not view[part].keys() & {"errors", "range"}
+        assert view[part][values].keys() == {"FedAvg", "FIPA low rank", "FIPA", "centralised"}
+        assert view[part]["names"] == ["client 0", "client 1", "client 2"]
+    arms = [np.asarray(values) for values in views["maps"]["arms"].values()]
+    assert view["maps"]["values"] == pytest.approx([np.min(arms), np.max(arms)], rel=1e-3)
 
 
 def test_maps_have_solutions_labels_and_a_first_arm():
     maps = example.pde_views()["maps"]
     view = payload.view_payload({"maps": maps}, {"FIPA": "run: FIPA"}, "FIPA")["maps"]
     assert (view["x_label"], view["y_label"], view["target_label"]) == ("t", "y", "exact solution")
-    assert (view["square"], view["numbered"], view["chosen"]) == (False, True, "run: FIPA")
+    assert (view["square"], view["chosen"]) == (False, "run: FIPA")
+    assert view["names"] == ["client 0", "client 1", "client 2"]
     assert view["solutions"].keys() == view["errors"].keys() == {"FedAvg", "FIPA low rank", "run: FIPA", "centralised"}
     assert np.allclose(view["solutions"]["FedAvg"], maps["arms"]["FedAvg"], rtol=1e-3)
     assert view["values"] == pytest.approx([np.min(maps["target"]), np.max(maps["target"])], rel=1e-3)

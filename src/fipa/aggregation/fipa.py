@@ -78,8 +78,19 @@ class FIPA:
             raise FipaError("as_in_authors_code(damping=0): the step is multiplied by the damping, and would be zero")
         return cls(damping, step * damping)
 
+    def _check_floor(self, stack: Stack) -> None:
+        """Updates of size 1 / floor are rounded, and then multiplied by the curvature."""
+        least = torch.finfo(stack.dtype).eps * stack.largest_possible
+        if self.floor < least:
+            raise FipaError(
+                f"FIPA(floor={self.floor:g}) drowns in the rounding of {stack.dtype} under curvatures up to "
+                f"{stack.largest_possible:.3g}: use a floor well above {least:.1g}, or float64"
+            )
+
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         total = self.damping + self.floor
+        if self.floor:
+            self._check_floor(_stack(cohort, "FIPA"))
         return _weigh(cohort, "FIPA", total, self.cutoff, self.step, mean=self.floor / total if total else 0.0)
 
 

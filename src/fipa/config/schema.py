@@ -36,7 +36,7 @@ from fipa.federation.plans import (
     SketchPlan,
 )
 from fipa.federation.problem import Problem
-from fipa.federation.stage import Stage
+from fipa.federation.stage import Stage, check_together
 from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
 
@@ -233,13 +233,11 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     built = _build(RULES, rule)
     if stage.inner is not None:
         _build(RULES, stage.inner)
-    _build(LOCAL_RULES, stage.local)
+    trained = _build(LOCAL_RULES, stage.local)
     control = stage.step_control if isinstance(stage.step_control, StepControl) else StepControl()
     if stage.step_control:
         control.parameter(built)
-    bends = stage.step_control and control.acceleration is not None
-    if bends and (local.name != "gauss-newton" or not isinstance(plan, SketchPlan)):
-        raise ValueError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
+    check_together(built, trained, plan, control if stage.step_control else None)
     if stage.damping_decay is not None and stage.step_control is not False and control.parameter(built) == "damping":
         raise ValueError("damping_decay needs step_control = false: else the control chooses the damping itself")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregator
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.local_rules import GaussNewton, Scaffold
@@ -84,6 +86,8 @@ class Outcome:
     trials: int = 0
     damping: float | None = None
     step: float | None = None
+    probes: int = 0  # models that clients were asked to judge
+    bends: int = 0  # steps that clients were asked to follow
 
 
 class Federation:
@@ -96,8 +100,9 @@ class Federation:
         self.site = executor.site(seed, arm.centralised)
         self.num_examples = [client.num_examples for client in self.site.clients]
         first = arm.participation.select(self.num_examples, seed, 1)
-        executor.prepare(seed, arm.centralised, self.site.groups(first, arm.group), self.site.initial)
-        reset_peak(executor.pids)
+        bends = any(stage.control is not None and stage.control.acceleration for stage in arm.stages)
+        executor.prepare(seed, arm.centralised, self.site.groups(first, arm.group), self.site.initial, bends)
+        self._measures_memory = reset_peak(executor.pids)
 
     def start(self) -> State:
         """Before the first round."""
@@ -141,11 +146,9 @@ class Federation:
         if updates:
             outcome = self._step(state, stage, place, updates, in_time)
             value = outcome.control_value
-            probes = outcome.trials * len(in_time) if stage.control else 0
             size = theta.numel() * theta.element_size()
-            bends = probes if stage.control and stage.control.acceleration else 0  # the step down, an answer up
-            uplink += 8 * probes + size * bends
-            downlink += size * (probes + bends)
+            uplink += len(in_time) * (8 * outcome.probes + size * outcome.bends)
+            downlink += len(in_time) * size * (outcome.probes + outcome.bends)
             if outcome.result is not None:
                 theta, rule_state = outcome.result.theta, outcome.result.state
                 diagnostics = outcome.result.diagnostics
@@ -166,7 +169,7 @@ class Federation:
             "metric": self.site.problem.evaluate(theta),
             "loss": self._mean(in_time, [reply.loss for reply in in_time]),
             "seconds": seconds,
-            "peak_memory_mib": peak_mib(self._executor.pids),
+            "peak_memory_mib": peak_mib(self._executor.pids) if self._measures_memory else None,
             "uplink_bytes": 0 if self.arm.centralised else uplink,
             "downlink_bytes": 0 if self.arm.centralised else downlink,
             "rank": sum(ranks) / len(ranks) if ranks else 0.0,
@@ -256,11 +259,18 @@ class Federation:
         def propose(rule: Rule) -> Result[Tensor]:
             return apply(rule, state.rule_state)
 
+        asked = Counter[str]()
+
         def probe(theta: Tensor) -> float:
+            asked["probes"] += 1
             return self._mean(in_time, self._executor.losses(self.seed, self.arm.centralised, groups, theta, k))
 
         def bend(rule: Rule, result: Result[Tensor]) -> tuple[Result[Tensor], float]:
-            """Each client's correction is an update like any other: the same rule weighs it."""
+            """Each client's correction is an update like any other: the same rule weighs it.
+
+            Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
+            """
+            asked["bends"] += 1
             v = result.theta - state.theta
             bends = self._executor.bends(self.seed, self.arm.centralised, groups, state.theta, v, k)
             corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in updates) if i is not None}
@@ -268,12 +278,16 @@ class Federation:
                 assert isinstance(stage.local, GaussNewton)
                 assert isinstance(reply.update.sketch, Sketch)
                 corrections[_id(reply)] = 0.5 * stage.local(reply.update.sketch, gradient)
-            a = apply(rule, state.rule_state, corrections).theta - state.theta
-            diagnostics = replace(result.diagnostics, step_length=float((v + a).norm()))
+            full: Any = rule
+            a = apply(replace(full, step=1.0), {}, corrections).theta - state.theta  # v has the rule's step in it
+            mean = apply(FedAvg()).theta - state.theta
+            length = float((v + a).norm())
+            cosine = float((v + a) @ mean) / (length * float(mean.norm()) or 1.0)
+            diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
             ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
             return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
 
-        settings = {name: _setting(rule, name) for name in ("damping", "step")}
+        settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
         control = stage.control
         if control is None:
             return Outcome(propose(rule), state.control_value, 1, **settings)
@@ -282,7 +296,7 @@ class Federation:
         loss = self._mean(in_time, [reply.loss for reply in in_time])
         trial = controlled(control, rule, value, loss, propose, probe, bend)
         settings["damping" if control.parameter(rule) == "damping" else "step"] = trial.used
-        return Outcome(trial.result, trial.value, trial.trials, **settings)
+        return Outcome(trial.result, trial.value, trial.trials, **settings, **asked)
 
     def _mean(self, replies: Sequence[Reply], losses: Sequence[float]) -> float:
         """The clients' losses with the weights that they have in the aggregation."""

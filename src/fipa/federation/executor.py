@@ -73,10 +73,12 @@ class Executor:
         workers = multiprocessing.active_children() if self._pool is not None else []
         return [os.getpid(), *(worker.pid for worker in workers if worker.pid is not None)]
 
-    def prepare(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor) -> None:
+    def prepare(
+        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor, bends: bool = False
+    ) -> None:
         """Start workers and build their sites before a clock runs."""
         for _ in range(1 if self._pool is None else 2 * self._workers):  # often enough that each worker gets some
-            self._map("prepare", seed, centralised, groups, theta)
+            self._map("prepare", seed, centralised, groups, theta, bends)
 
     def work(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
         """Training and curvature, group by group; answers in the order of the groups."""

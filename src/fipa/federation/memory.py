@@ -11,14 +11,17 @@ from pathlib import Path
 MIB = 2**20
 
 
-def reset_peak(pids: Iterable[int]) -> None:
-    """Forget earlier peaks, after giving back what this process has freed."""
+def reset_peak(pids: Iterable[int]) -> bool:
+    """Forget earlier peaks, after giving back what this process has freed; False where the system does not let us."""
     gc.collect()
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-    for pid in pids:
-        with suppress(OSError):
+    try:
+        for pid in pids:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def peak_mib(pids: Iterable[int]) -> float | None:

@@ -21,9 +21,9 @@ class Curves:
     """A picture for the report: a function of one variable, and what the model makes of it."""
 
     x: Tensor  # (n)
-    target: Tensor  # (n)
+    target: Tensor | None  # (n), if it is known
     predict: Callable[[nn.Module], Tensor]  # (n)
-    regions: tuple[float, ...] = ()  # edges of the clients' parts
+    regions: tuple[tuple[float, float], ...] = ()  # each client's part, from and to
     title: str = "fit after the last round"
     x_label: str = "x"
     y_label: str = "u(x)"
@@ -36,9 +36,9 @@ class Maps:
     """A picture for the report: a function of two variables on a grid (rows: y ascending, columns: x)."""
 
     extent: tuple[float, float, float, float]  # x from, x to, y from, y to
-    target: Tensor
+    target: Tensor | None  # if it is known
     predict: Callable[[nn.Module], Tensor]
-    boxes: tuple[tuple[float, float, float, float], ...] = ()  # the clients' parts
+    boxes: tuple[tuple[float, float, float, float] | None, ...] = ()  # each client's part; None if it is not in here
     title: str = "after the last round"
     x_label: str = "x"
     y_label: str = "y"

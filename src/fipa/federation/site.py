@@ -122,10 +122,12 @@ class Site:
         with torch.no_grad():
             return torch.stack([self._objectives[client].bend(theta, direction) for client in clients])
 
-    def prepare(self, clients: Sequence[int], theta: Tensor) -> None:
+    def prepare(self, clients: Sequence[int], theta: Tensor, bends: bool = False) -> None:
         """Stack and trace what rounds will need, so that the first round takes no longer than the others."""
         self.losses(clients, theta)
         self.gradients(clients, theta)
+        if bends:
+            self.bends(clients, theta, theta)
         self.problem.model.train()
         self._stack(clients).gradients(theta.expand(len(clients), -1))
         self.problem.model.eval()

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.rule import Rule
-from fipa.clients.local_rules import LocalRule
+from fipa.clients.local_rules import GaussNewton, LocalRule
 from fipa.errors import FipaError
 from fipa.federation.control import StepControl
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan
+from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan, SketchPlan
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,29 @@ class Stage:
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
 
+    def __post_init__(self) -> None:
+        check_together(self.rule, self.local, self.plan, self.control)
+
     def rule_at(self, place: int) -> Rule:
         """The rule in round `place` of this stage, counted from 0."""
         if self.damping_decay == 1.0:
             return self.rule
         rule: Any = self.rule
         return replace(rule, damping=rule.damping * self.damping_decay**place)
+
+
+def check_together(rule: Rule, local: LocalRule, plan: Plan | None, control: StepControl | None) -> None:
+    """Refuse settings of server and clients that only work in pairs."""
+    newton = isinstance(local, GaussNewton)
+    if control is not None and control.acceleration is not None:
+        sketches = isinstance(rule, FIPA | CompletedFIPA) and isinstance(plan, SketchPlan)
+        if not newton or not sketches:
+            raise FipaError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
+    if isinstance(local, GaussNewton) and local.whole and getattr(rule, "floor", None) != local.damping:
+        raise FipaError(
+            "gauss-newton with whole = true needs the rule fipa with a floor equal to its damping: "
+            f'rule = {{ name = "fipa", floor = {local.damping:g} }}'
+        )
 
 
 def stage_at(stages: Sequence[Stage], round_number: int) -> tuple[Stage, int]:

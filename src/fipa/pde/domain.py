@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Literal
 
@@ -25,8 +27,8 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.low) != len(self.high) or not self.low:
             raise FipaError(f"a box needs a low and a high end for each axis, got {self.low} and {self.high}")
-        if not all(a < b for a, b in zip(self.low, self.high, strict=True)):
-            raise FipaError(f"a box must have low < high on every axis, got {self.low} and {self.high}")
+        if not all(-math.inf < a < b < math.inf for a, b in zip(self.low, self.high, strict=True)):
+            raise FipaError(f"a box must have finite ends, low < high on every axis, got {self.low} and {self.high}")
 
     @classmethod
     def cube(cls, axes: int, low: float = 0.0, high: float = 1.0) -> Box:
@@ -35,7 +37,7 @@ class Box:
 
     @property
     def axes(self) -> int:
-        """D."""
+        """Their number, d."""
         return len(self.low)
 
     @property
@@ -89,7 +91,7 @@ class Region:
     high: tuple[float, ...]
     boundary: bool = True
 
-    @property
+    @cached_property
     def box(self) -> Box:
         """Without the flag."""
         return Box(self.low, self.high)
@@ -128,13 +130,11 @@ def check_split(domain: Box, regions: Sequence[Region], conditions: Sequence[Fac
         if region.box.axes != domain.axes or not domain.contains(region.box):
             raise FipaError(f"region {number}, {_place(region.box)}, is no part of the domain {_place(domain)}")
     for cell in _cells(domain, regions):
-        if not any(region.box.contains(cell) for region in regions):
+        owners = [region for region in regions if region.box.contains(cell)]
+        if not owners:
             raise FipaError(f"the split leaves {_place(cell)} without an owner: give it to a client, or mend the cuts")
-    for face in conditions:
-        for cell in _cells(domain, regions):
-            touches = cell.end(face) == domain.end(face)
-            owners = [region for region in regions if region.box.contains(cell) and region.faces(domain, [face])]
-            if touches and not owners:
+        for face in conditions:
+            if cell.end(face) == domain.end(face) and not any(region.faces(domain, [face]) for region in owners):
                 raise FipaError(
                     f"nobody owns the condition on the face x{face[0] + 1} = {domain.end(face):g} next to "
                     f"{_place(cell)}: set boundary = true for a region there"
@@ -152,4 +152,5 @@ def _cells(domain: Box, regions: Sequence[Region]) -> Iterator[Box]:
 
 
 def _place(box: Box) -> str:
-    return " x ".join(f"[{a:g}, {b:g}]" for a, b in zip(box.low, box.high, strict=True))
+    ends = zip(box.low, box.high, strict=True)
+    return " x ".join(f"[{a:g}, {b:g}]" if f"{a:g}" != f"{b:g}" else f"[{a!r}, {b!r}]" for a, b in ends)

@@ -35,7 +35,7 @@ def zero(x: Tensor) -> Tensor:
 
 
 def dirichlet(u: Field, x: Tensor, g: Tensor) -> Tensor:
-    """U = g."""
+    """The condition u = g."""
     return u.value - g
 
 
@@ -70,6 +70,11 @@ class PDE:
     faces: tuple[Face, ...] | None = None
     laplacian: bool = False
 
+    def __post_init__(self) -> None:
+        for axis, side in self.faces or ():
+            if not 0 <= axis < self.domain.axes or side not in ("low", "high"):
+                raise FipaError(f"({axis}, {side!r}) is no face of a domain with {self.domain.axes} axes")
+
     def interior(self, model: Callable[..., Any], x: Tensor, f: Tensor) -> Tensor:
         """Residuals (n) of the equation."""
         u = Field(model, x, laplacian=self.laplacian)
@@ -80,11 +85,6 @@ class PDE:
         """Residuals (n) of the condition."""
         return _row(self.condition(Field(model, x), x, g), x, "condition")
 
-    def __post_init__(self) -> None:
-        for axis, side in self.faces or ():
-            if not 0 <= axis < self.domain.axes or side not in ("low", "high"):
-                raise FipaError(f"({axis}, {side!r}) is no face of a domain with {self.domain.axes} axes")
-
     @property
     def conditions(self) -> tuple[Face, ...]:
         """Faces with a condition."""
@@ -94,15 +94,28 @@ class PDE:
 def manufactured(domain: Box, residual: Operator, exact: Callable[[Any], Any], **settings: Any) -> PDE:
     """The equation whose solution is `exact`: its source and boundary values follow from the operators.
 
-    `exact(x)` returns (n) for points (n, d), in functions of torch, which are differentiated to find the source; other
-    arguments as for `PDE`.
+    `exact(x)` returns (n) for points (n, d), in functions of torch, which are differentiated to find the source. Source
+    and boundary values must enter the operators as $-f$ and $-g$. Other arguments as for `PDE`.
     """
 
     def defect(operator: Operator) -> Values:
-        return lambda x: operator(Field(lambda y: exact(y)[:, None], x), x, zero(x))
+        return lambda x: operator(_solution(exact, x), x, zero(x))
 
     condition = settings.get("condition", dirichlet)
-    return PDE(domain, residual, defect(residual), exact, values=defect(condition), **settings)
+    pde = PDE(domain, residual, defect(residual), exact, values=defect(condition), **settings)
+    x = domain.uniform(5, torch.Generator().manual_seed(0))
+    for name, operator, values in (("residual", residual, pde.source), ("condition", condition, pde.values)):
+        given = values(x)
+        left = operator(_solution(exact, x), x, given)
+        if bool((left.abs() > 1e-8 * (1 + given.abs())).any()):
+            raise FipaError(f"the exact solution fails the {name}: it must subtract its last argument, as in N[u] - f")
+    return pde
+
+
+def _solution(exact: Callable[[Any], Any], x: Tensor) -> Field:
+    """The exact solution in place of a model."""
+    _row(exact(x), x, "exact solution")
+    return Field(lambda y: exact(y)[:, None], x)
 
 
 @dataclass(frozen=True)
@@ -207,27 +220,29 @@ def _error(pde: PDE, count: int, seed: int, name: str) -> tuple[Callable[[nn.Mod
     domain = pde.domain
     x = domain.grid([count]) if domain.axes == 1 else domain.uniform(count, generator_for(seed, "test"))
     if pde.exact is None:
-        f = pde.source(x)
-        return lambda model: pde.interior(model, x, f).square().mean().sqrt(), "root mean square of the residual"
+        f = _finite(pde.source(x), x, "source")
+
+        def residual(model: nn.Module) -> Tensor:
+            dtype = next(model.parameters()).dtype
+            return pde.interior(model, x.to(dtype), f.to(dtype)).square().mean().sqrt()
+
+        return residual, "root mean square of the residual"
     exact = _finite(pde.exact(x), x, "exact solution")
     if not bool(exact.any()):
         raise FipaError("the exact solution is zero at every test point: a relative error has no meaning there")
     return lambda model: relative_error(_predict(model, x), exact), name
 
 
-def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side: int = 65) -> Curves | Maps | None:
+def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side: int = 65) -> Curves | Maps:
     """The solution as a curve, as a map, or as a map through the middle of the other axes."""
     domain = pde.domain
-    if pde.exact is None:
-        return None
     if domain.axes == 1:
         x = domain.grid([401])
-        edges = sorted({domain.low[0], domain.high[0], *(e for r in regions for e in (r.low[0], r.high[0]))})
         return Curves(
             x[:, 0],
-            pde.exact(x),
+            None if pde.exact is None else pde.exact(x),
             lambda model: _predict(model, x),
-            tuple(edges),
+            tuple((r.low[0], r.high[0]) for r in regions),
             "solution after the last round",
             labels[0],
             "u",
@@ -238,13 +253,13 @@ def _picture(pde: PDE, regions: Sequence[Region], labels: tuple[str, str], side:
     plane = Box(domain.low[:2], domain.high[:2]).grid([side, side])
     x = torch.tensor(middle, dtype=torch.float64).repeat(len(plane), 1)
     x[:, :2] = plane
-    cut = [r for r in regions if all(r.low[i] <= middle[i] <= r.high[i] for i in range(2, domain.axes))]
+    met = [all(r.low[i] <= middle[i] < r.high[i] for i in range(2, domain.axes)) for r in regions]
     where = "" if domain.axes == 2 else ", cut through the middle of the other axes"
     return Maps(
         (domain.low[0], domain.high[0], domain.low[1], domain.high[1]),
-        pde.exact(x).reshape(side, side),
+        None if pde.exact is None else pde.exact(x).reshape(side, side),
         lambda model: _predict(model, x).reshape(side, side),
-        tuple((r.low[0], r.high[0], r.low[1], r.high[1]) for r in cut),
+        tuple((r.low[0], r.high[0], r.low[1], r.high[1]) if m else None for r, m in zip(regions, met, strict=True)),
         f"solution after the last round{where}",
         *labels,
         target_label="exact solution",
@@ -256,15 +271,15 @@ def _predict(model: nn.Module, x: Tensor) -> Tensor:
     return model(x.to(next(model.parameters()).dtype))[:, 0].double()
 
 
-def _row(values: Any, x: Tensor, what: str) -> Any:
-    if isinstance(values, Tensor) and values.dim() > 1:
-        raise FipaError(f"the {what} must be a tensor ({len(x)},) at {len(x)} points, got {tuple(values.shape)}")
+def _row(values: Any, x: Tensor, what: str) -> Tensor:
+    if not isinstance(values, Tensor) or values.shape != x.shape[:1]:
+        got = tuple(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise FipaError(f"the {what} must be a tensor ({len(x)},) at {len(x)} points, got {got}")
     return values
 
 
-def _finite(values: Tensor, x: Tensor, what: str) -> Tensor:
-    if values.shape != x.shape[:1]:
-        raise FipaError(f"the {what} must be a tensor ({len(x)},) at {len(x)} points, got {tuple(values.shape)}")
+def _finite(values: Any, x: Tensor, what: str) -> Tensor:
+    values = _row(values, x, what)
     bad = ~values.isfinite()
     if bool(bad.any()):
         place = int(bad.nonzero()[0])

@@ -64,10 +64,12 @@ class Field:
 
     def d(self, axis: int) -> Tensor:
         """First derivative along an axis."""
+        self._check_axis(axis)
         return self.expanded.slopes[axis, :, self._component]
 
     def dd(self, axis: int) -> Tensor:
         """Second derivative along an axis."""
+        self._check_axis(axis)
         if self._laplacian and self.x.shape[1] > 1:
             raise FipaError("this field carries the Laplacian only: leave out laplacian=True")
         return self.expanded.curvatures[axis, :, self._component]
@@ -76,6 +78,10 @@ class Field:
     def laplacian(self) -> Tensor:
         """Sum of the second derivatives."""
         return self.expanded.curvatures[:, :, self._component].sum(dim=0)
+
+    def _check_axis(self, axis: int) -> None:
+        if not 0 <= axis < self.x.shape[1]:
+            raise FipaError(f"there is no axis {axis}: the points have {self.x.shape[1]}, counted from 0")
 
     def _check(self, values: Any) -> None:
         n = len(self.x)

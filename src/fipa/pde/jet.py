@@ -19,6 +19,8 @@ from torch.func import jvp, vmap
 from torch.nn.functional import instance_norm, layer_norm, linear
 from torch.utils import _pytree as pytree
 
+from fipa.errors import FipaError
+
 Function = Callable[..., Any]
 
 
@@ -85,7 +87,25 @@ def _operator(name: str) -> Function:
     return lambda self, *args: _apply(getattr(Tensor, name), (self, *args), {})
 
 
-_OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "getitem")
+_OPERATORS = (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "pow",
+    "rpow",
+    "neg",
+    "getitem",
+    "abs",
+    "gt",
+    "ge",
+    "lt",
+    "le",
+)
 for _name in _OPERATORS:
     setattr(Jet, f"__{_name}__", _operator(f"__{_name}__"))
 
@@ -118,30 +138,35 @@ def _tanh(_: Function, args: tuple[Any, ...], __: dict[str, Any]) -> Jet:
     return Jet(t, slope * jet.slopes, slope * (jet.curvatures - 2 * t * squares))
 
 
-def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:
+def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Any function of one jet or several, by Jacobian-vector products along each axis."""
     if kwargs.get("inplace"):
         kwargs = {**kwargs, "inplace": False}
     name = getattr(function, "__name__", "")
     if function is instance_norm:
-        raise TypeError("torch has no second forward derivative of instance_norm: use layer_norm or group_norm")
+        raise FipaError("torch has no second forward derivative of instance_norm: use layer_norm or group_norm")
     if name.endswith("_") and not name.endswith("__"):
-        raise TypeError(f"{name} works in place: a jet cannot follow it, use {name[:-1]}")
+        raise FipaError(f"{name} works in place: a jet cannot follow it, use {name[:-1]}")
     leaves, structure = pytree.tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Jet))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Jet)]
     jets: list[Jet] = [leaves[i] for i in places]
 
-    def call(*values: Tensor) -> Tensor:
+    def call(*values: Tensor) -> Any:
         filled = list(leaves)
         for i, value in zip(places, values, strict=True):
             filled[i] = value
         args, kwargs = pytree.tree_unflatten(filled, structure)
-        result = function(*args, **kwargs)
-        if not isinstance(result, Tensor):
-            raise TypeError(f"{function} returns a {type(result).__name__}: a jet cannot follow it")
-        return result
+        return function(*args, **kwargs)
 
-    values = tuple(jet.value for jet in jets)
+    values = tuple(jet.value.contiguous() for jet in jets)
+    plain = call(*values)
+    if isinstance(plain, tuple | list):  # such as split: each part on its own
+        parts = range(len(plain))
+        return tuple(_general(lambda *a, i=i, **k: function(*a, **k)[i], args, kwargs) for i in parts)
+    if not isinstance(plain, Tensor):
+        raise FipaError(f"{function} returns a {type(plain).__name__}: no derivatives can follow it")
+    if not plain.is_floating_point():
+        return plain  # a comparison: constant but for jumps
 
     def bend(*slopes: Tensor) -> tuple[Tensor, Tensor]:
         """The slope of the result, and its curvature where the arguments have none."""
@@ -155,7 +180,7 @@ def _general(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     pushed = vmap(push)(*(jet.curvatures for jet in jets))
     if jets[0].summed:
         bends = bends.sum(dim=0, keepdim=True)
-    return Jet(call(*values), slopes, bends + pushed)
+    return Jet(plain, slopes, bends + pushed)
 
 
 def _layer_norm(_: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fipa.errors import FipaError
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for
 from fipa.models import mlp
@@ -110,6 +111,8 @@ def poisson(
     hidden: Sequence[int] = (32, 32, 32),
 ) -> Problem:
     """-Δu = f on the unit cube with u = Π sin(π xᵢ), or their sum as in the published code; relative L2 error."""
+    if dimension < 1:
+        raise FipaError(f"problem.dimension must be at least 1, got {dimension}")
     equation = Equation(poisson_residual, SOLUTIONS[solution], dimension)
     return _solve(equation, seed, cuts, regions, points, penalty, hidden)
 

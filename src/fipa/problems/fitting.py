@@ -59,7 +59,7 @@ def sine(
         clients,
         lambda model: misfit(model, x, u).square().mean(),
         name="test MSE",
-        picture=Curves(x[:, 0], u, lambda model: model(x)[:, 0], tuple(edges)),
+        picture=Curves(x[:, 0], u, lambda model: model(x)[:, 0], tuple(pairwise(edges))),
     )
 
 

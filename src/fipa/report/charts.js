@@ -188,37 +188,39 @@ function overRegions(view, arms, section, state, yaxis) {
   for (const [name, y] of Object.entries(arms).filter(([n]) => !state.hidden.has(n))) {
     traces.push(line(styles[name] ?? { name, colour: CLIENT_COLOURS[6], dash: "solid" }, view.x, y, { mode: "lines" }));
   }
-  const shapes = view.regions.slice(1).map((end, k) => ({
-    type: "rect", xref: "x", yref: "paper", x0: view.regions[k], x1: end, y0: 0, y1: 1, layer: "below",
+  const shapes = view.regions.map(([low, high], k) => ({
+    type: "rect", xref: "x", yref: "paper", x0: low, x1: high, y0: 0, y1: 1, layer: "below",
     line: { width: 0 }, fillcolor: rule, opacity: k % 2 ? 0.15 : 0.5,
   }));
-  const annotations = (view.numbered ? view.regions.slice(1) : []).map((end, k) => ({
-    text: `client ${k}`, x: (view.regions[k] + end) / 2, y: 1, yref: "paper", yanchor: "top", showarrow: false, font: { size: 11 },
+  const annotations = view.names.map((text, k) => ({
+    text, x: (view.regions[k][0] + view.regions[k][1]) / 2, y: 1, yref: "paper", yanchor: "top", yshift: -14 * view.rows[k],
+    showarrow: false, font: { size: 11 },
   }));
   return [traces, layout(axis(plain(view.x_label), false), yaxis, { shapes, annotations, ...LEGEND_BELOW })];
 }
 
 function fitChart(view, section, state) {
   const [traces, frame] = overRegions(view, view.arms, section, state, axis(plain(view.y_label), false));
+  if (view.target === null) return [traces, frame];
   const look = { mode: "lines", line: { color: theme().ink, width: 1.8, dash: "dot" } };
   return [[...traces, { x: view.x, y: view.target, ...look, name: plain(view.target_label) }], frame];
 }
 
 function errorChart(view, section, state) {
   const [low, high] = view.range;
-  const room = 0.12 * (high - low); // for the names of the clients
+  const room = 0.12 * (1 + Math.max(0, ...view.rows)) * (high - low); // for the names of the clients
   return overRegions(view, view.errors, section, state, axis("pointwise error", true, { range: [low, high + room] }));
 }
 
-// The target, and the solution and the error of one arm.
+// The target, and the solution and the error of one arm; without a target, its solution alone.
 function mapCharts(view, arm) {
   const [x0, x1, y0, y1] = view.extent;
   const { ink } = theme();
-  const rows = view.target.length;
-  const columns = view.target[0].length;
+  const some = view.target ?? Object.values(view.solutions)[0];
+  const [rows, columns] = [some.length, some[0].length];
   const place = { x0, dx: (x1 - x0) / Math.max(1, columns - 1), y0, dy: (y1 - y0) / Math.max(1, rows - 1) };
   const shapes = view.boxes.map(([a, b, c, d]) => ({ type: "rect", x0: a, x1: b, y0: c, y1: d, line: { color: "white", width: 1.2 } }));
-  const [low, high] = view.range;
+  const [low, high] = view.range ?? [0, 1];
   const ticks = Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, k) => Math.ceil(low) + k);
   const bar = { thickness: 12, outlinewidth: 0, tickfont: { color: ink } };
   const logBar = ticks.length > 1 ? { ...bar, tickvals: ticks, ticktext: ticks.map((t) => `10<sup>${t}</sup>`) } : { ...bar, tickprefix: "10^" };
@@ -227,14 +229,19 @@ function mapCharts(view, arm) {
   const frame = (name, annotations = []) => layout(axis(plain(view.x_label), false, limits), axis(plain(view.y_label), false, equal), {
     shapes, annotations, title: { text: name, font: { size: 13 } }, margin: { l: 36, r: 8, t: 36, b: 30 },
   });
-  const numbers = (view.numbered ? view.boxes : []).map(([left, right, , top], k) => ({
-    text: `client ${k}`, x: left, y: top, xanchor: "left", yanchor: "top", xshift: 2, yshift: -2, showarrow: false,
-    textangle: right - left < 0.2 * (x1 - x0) ? -90 : 0, // across, it would run into the next box
-    font: { size: 10, color: "white" }, bgcolor: "rgba(0,0,0,0.45)", borderpad: 1,
-  }));
+  const numbers = view.names.map((text, k) => {
+    const [left, right, , top] = view.boxes[k];
+    const above = view.boxes.slice(0, k).filter((box) => box[0] === left && box[3] === top).length;
+    return {
+      text, x: left, y: top, xanchor: "left", yanchor: "top", xshift: 2, yshift: -2 - 16 * above, showarrow: false,
+      textangle: right - left < 0.2 * (x1 - x0) ? -90 : 0, // across, it would run into the next box
+      font: { size: 10, color: "white" }, bgcolor: "rgba(0,0,0,0.45)", borderpad: 1,
+    };
+  });
   const [least, most] = view.values;
   const values = { type: "heatmap", ...place, colorscale: "Viridis", zmin: least, zmax: most, colorbar: bar, hovertemplate: "%{z:.4g}<extra></extra>" };
   const errors = { type: "heatmap", ...place, colorscale: "Cividis", zmin: low, zmax: high, colorbar: logBar, hovertemplate: "10^%{z:.2f}<extra></extra>" };
+  if (view.target === null) return [[[{ ...values, z: view.solutions[arm] }], frame(plain(arm), numbers)]];
   const target = [[{ ...values, z: view.target }], frame(plain(view.target_label), numbers)];
   if (!(arm in view.solutions)) return [target];
   return [

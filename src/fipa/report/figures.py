@@ -91,12 +91,14 @@ def _gauss_newton(results: Results, views: Views, styles: Styles) -> Figure:
 
 def _pde1d(results: Results, views: Views, styles: Styles) -> Figure:
     curves = views.get("curves")
-    figure, axes = _grid([2, 2] if curves else [2], width=5.6, height=3.3)
+    pictures = 0 if not curves else 1 if curves["target"] is None else 2
+    figure, axes = _grid([2, pictures] if pictures else [2], width=5.6, height=3.3)
     for place, x in zip(axes, ("rounds", "seconds"), strict=False):
         panels.metric_curves(place, results, styles, x)
     if curves:
         panels.fitted_curves(axes[2], curves, styles)
-        panels.error_curves(axes[3], curves, styles)
+        if pictures > 1:
+            panels.error_curves(axes[3], curves, styles)
         axes[2].set_title(panels.plain(curves.get("title", "")), fontsize=10)
     _legend_below(figure, *axes[2:3], axes[0])
     return figure
@@ -126,24 +128,31 @@ def _with_maps(
     width: float,
     least: float,
 ) -> Figure:
-    """The metric above the target, solutions and errors of arms, as far as their final models were kept."""
+    """The metric above the target, solutions and errors of arms, as far as their final models were kept.
+
+    Without a target, the solutions of all these arms are drawn instead.
+    """
     maps = views.get("maps")
     kept = maps["arms"] if maps else {}
+    targets = 1 if maps and maps["target"] is not None else 0
+    if not targets:
+        solutions, errors = list(dict.fromkeys([*solutions, *errors])), []
     solved, wrong = ([arm for arm in arms if arm is not None and arm in kept] for arms in (solutions, errors))
-    rows = [len(against), 1 + len(solved) + len(wrong)] if maps else [len(against)]
+    count = targets + len(solved) + len(wrong)
+    rows = [len(against), count] if count else [len(against)]
     figure, axes = _grid(rows, width=width, height=3.2, least=least)
     curves, pictures = axes[: len(against)], axes[len(against) :]
     for place, x in zip(curves, against, strict=True):
         panels.metric_curves(place, results, styles, x)
     curves[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    if maps:
-        values, mistakes = pictures[: 1 + len(solved)], pictures[1 + len(solved) :]
-        image = panels.target_map(values[0], maps)
-        for place, arm in zip(values[1:], solved, strict=True):
-            panels.solution_map(place, maps, arm)
-        figure.colorbar(image, ax=values)
+    if maps and pictures:
+        values, mistakes = pictures[: targets + len(solved)], pictures[targets + len(solved) :]
+        shown = [panels.target_map(place, maps) for place in values[:targets]]
+        shown += [panels.solution_map(place, maps, arm) for place, arm in zip(values[targets:], solved, strict=True)]
+        panels.box_names(values[0], maps)
+        figure.colorbar(shown[0], ax=values)
         logs = view_errors(maps)
-        limits = error_range([logs[arm] for arm in wrong])
+        limits = error_range(logs[arm] for arm in wrong)
         images = [panels.error_map(place, maps, arm, limits) for place, arm in zip(mistakes, wrong, strict=True)]
         if images:
             bar = figure.colorbar(images[0], ax=mistakes)

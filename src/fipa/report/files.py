@@ -7,6 +7,7 @@ dictionaries; what this module guarantees is that every key the report needs is 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def with_rounds(arms: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_views(run: Path) -> dict[str, Any]:
-    """Read `run/views.json`; empty if there is none."""
+    """Read `run/views.json`; empty if there is none. A target may be null; a view without any values is left out."""
     path = Path(run) / "views.json"
     if not path.exists():
         return {}
@@ -77,10 +78,17 @@ def load_views(run: Path) -> dict[str, Any]:
         missing = [key for key in keys if key not in views.get(view, dict.fromkeys(keys))]
         if missing:
             raise FipaError(f"{path}: {view} lacks {', '.join(missing)}")
-        shape = np.shape(views[view]["target"]) if view in views else ()
-        for arm, values in views.get(view, {}).get("arms", {}).items():
-            if np.shape(values) != shape:
-                raise FipaError(f"{path}: {view} of arm {arm!r} has shape {np.shape(values)}, its target {shape}")
+        content = views.get(view, {"target": None, "arms": {}})
+        values = {"its target": content["target"]} if content["target"] is not None else content["arms"]
+        first, shape = next(((name, np.shape(value)) for name, value in values.items()), ("", ()))
+        for arm, value in content["arms"].items():
+            if np.shape(value) != shape:
+                raise FipaError(f"{path}: {view} of arm {arm!r} has shape {np.shape(value)}, {first} {shape}")
+        if not values:
+            views.pop(view, None)
+    regions = views.get("curves", {}).get("regions", [])
+    if regions and not isinstance(regions[0], list):  # the edges between the clients, as older runs have them
+        views["curves"]["regions"] = [list(pair) for pair in pairwise(regions)]
     return views
 
 

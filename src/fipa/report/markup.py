@@ -97,7 +97,7 @@ def table_note(runs: Sequence[Results]) -> str:
     if controls:
         parts.append(f"Against the control ({', '.join(controls)}): {mean} over common seeds [range].")
     if any(record.get("peak_memory_mib") for run in runs for arm in run["arms"].values() for record in arm.values()):
-        parts.append("Peak memory is the largest of any round and seed.")
+        parts.append("Peak memory: resident, all processes, libraries included; the largest of any round and seed.")
     return " ".join(parts)
 
 

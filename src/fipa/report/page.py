@@ -177,8 +177,10 @@ def _details(some: set[str], data: dict[str, Any], level: int) -> list[str]:
                 heading = "Pointwise error" + (f": {title}" if title else "")
                 blocks.append(markup.frame(level, heading, f"error-{index}"))
         if "maps" in view:
-            note = "Errors as powers of ten; the colour scales are the same for all arms. Boxes: the clients' regions."
-            heading = view["maps"]["title"] or "Solutions and errors"
+            errors = "errors" in view["maps"]
+            note = "Errors as powers of ten; the" if errors else "The"
+            note += " colour scales are the same for all arms. Boxes: the clients' regions."
+            heading = view["maps"]["title"] or ("Solutions and errors" if errors else "Solutions")
             blocks.append(markup.frame(level, heading, f"maps-{index}", controls=arm_menu, note=note))
     return blocks
 

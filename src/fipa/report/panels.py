@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,18 @@ from matplotlib.ticker import MaxNLocator
 
 from fipa.report import statistics
 from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
-from fipa.report.payload import CLIENTS, NUMBERED, by_client, error_range, square, value_range, view_errors
+from fipa.report.payload import (
+    CLIENTS,
+    NUMBERED,
+    by_client,
+    client_places,
+    error_range,
+    label_rows,
+    square,
+    value_range,
+    view_errors,
+    view_values,
+)
 from fipa.report.style import BRIGHT, GREY, Style
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -108,10 +118,11 @@ def client_lines(axes: Axes, records: dict[str, Record], key: str, label: str) -
 
 
 def fitted_curves(axes: Axes, view: dict[str, Any], styles: dict[str, Style]) -> None:
-    """The arms' functions over the target; the clients' regions are shaded in turn."""
+    """The arms' functions over the target, if there is one; the clients' regions are shaded in turn."""
     _arm_lines(axes, view, view["arms"], styles)
-    label = plain(view.get("target_label", "target"))
-    axes.plot(view["x"], view["target"], color="black", linestyle=":", label=label, linewidth=1.3)
+    if view["target"] is not None:
+        label = plain(view.get("target_label", "target"))
+        axes.plot(view["x"], view["target"], color="black", linestyle=":", label=label, linewidth=1.3)
     axes.set_ylabel(plain(view.get("y_label", "u(x)")))
     axes.margins(x=0, y=0.12)
 
@@ -119,23 +130,29 @@ def fitted_curves(axes: Axes, view: dict[str, Any], styles: dict[str, Style]) ->
 def error_curves(axes: Axes, view: dict[str, Any], styles: dict[str, Style]) -> None:
     """The arms' pointwise errors, over the same regions."""
     errors = view_errors(view)
-    _arm_lines(axes, view, {arm: 10.0**error for arm, error in errors.items()}, styles)
+    rows = _arm_lines(axes, view, {arm: 10.0**error for arm, error in errors.items()}, styles)
     low, high = error_range(errors.values())
     axes.set_yscale("log")
-    axes.set_ylim(10.0**low, 10.0 ** (high + 0.12 * (high - low)))  # room for the names of the clients
+    axes.set_ylim(10.0**low, 10.0 ** (high + 0.12 * rows * (high - low)))  # room for the names of the clients
     axes.margins(x=0)
     axes.set_ylabel("pointwise error")
 
 
 def target_map(axes: Axes, view: dict[str, Any]) -> ScalarMappable:
-    """The target with the clients' boxes and their numbers."""
-    boxes = view.get("boxes", [])
+    """The target with the clients' boxes."""
+    return _solution(axes, view, view["target"], plain(view.get("target_label", "target")))
+
+
+def box_names(axes: Axes, view: dict[str, Any]) -> None:
+    """The clients' numbers in their boxes."""
+    boxes = client_places(view.get("boxes", []))
     x0, x1, *_ = view["extent"]
-    for index, (left, right, _, top) in enumerate(boxes if len(boxes) <= NUMBERED else []):
+    corners: list[tuple[float, float]] = []
+    for (left, right, _, top), name in boxes.items() if len(boxes) <= NUMBERED else ():
         axes.annotate(
-            f"client {index}",
+            name,
             (left, top),
-            xytext=(3, -3),
+            xytext=(3, -3 - 12 * corners.count((left, top))),
             textcoords="offset points",
             rotation=90 if right - left < 0.2 * (x1 - x0) else 0,  # across, it would run into the next box
             va="top",
@@ -143,11 +160,11 @@ def target_map(axes: Axes, view: dict[str, Any]) -> ScalarMappable:
             fontsize=7,
             bbox={"facecolor": "black", "alpha": 0.45, "linewidth": 0, "pad": 1.2},
         )
-    return _solution(axes, view, view["target"], plain(view.get("target_label", "target")))
+        corners.append((left, top))
 
 
 def solution_map(axes: Axes, view: dict[str, Any], arm: str) -> ScalarMappable:
-    """The final model of one arm in the colours of the target."""
+    """The final model of one arm in the colours of the target, or of all arms if there is none."""
     return _solution(axes, view, view["arms"][arm], plain(arm))
 
 
@@ -169,29 +186,33 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _arm_lines(axes: Axes, view: dict[str, Any], lines: dict[str, Any], styles: dict[str, Style]) -> None:
-    regions = list(pairwise(view.get("regions", [])))
-    for index, (left, right) in enumerate(regions):
-        axes.axvspan(left, right, color="0.9" if index % 2 == 0 else "0.97", zorder=0, linewidth=0)
+def _arm_lines(axes: Axes, view: dict[str, Any], lines: dict[str, Any], styles: dict[str, Style]) -> int:
+    """Lines over the clients' regions; returns the rows that the names of the clients take."""
+    regions = client_places(view.get("regions", []))
+    middles = [(left + right) / 2 for left, right in regions]
+    rows = label_rows(middles, view["x"][-1] - view["x"][0])
+    for index, ((left, right), name) in enumerate(regions.items()):
+        axes.axvspan(left, right, color="black", alpha=0.1 if index % 2 == 0 else 0.03, zorder=0, linewidth=0)
         if len(regions) <= NUMBERED:
-            edge = axes.get_xaxis_transform()
-            axes.text((left + right) / 2, 0.98, f"client {index}", transform=edge, ha="center", va="top", fontsize=8)
+            height, edge = 0.98 - 0.07 * rows[index], axes.get_xaxis_transform()
+            axes.text(middles[index], height, name, transform=edge, ha="center", va="top", fontsize=8)
     for arm, values in lines.items():
         style = styles.get(arm, Style(GREY, "solid"))
         axes.plot(view["x"], values, color=style.colour, linestyle=DASHES[style.dash], label=plain(arm), linewidth=1.5)
     axes.set_xlabel(plain(view.get("x_label", "x")))
     tidy(axes)
+    return 1 + max(rows, default=0)
 
 
 def _solution(axes: Axes, view: dict[str, Any], values: Any, title: str) -> ScalarMappable:
-    low, high = value_range(np.asarray(view["target"], dtype=float))
+    low, high = value_range(view_values(view))
     return _image(axes, view, np.asarray(values, dtype=float), title, cmap="viridis", vmin=low, vmax=high)
 
 
 def _image(axes: Axes, view: dict[str, Any], values: statistics.Array, title: str, **colours: Any) -> ScalarMappable:
     aspect: Literal["equal", "auto"] = "equal" if square(view["extent"]) else "auto"
     image = axes.imshow(values, origin="lower", extent=tuple(view["extent"]), aspect=aspect, **colours)
-    for x0, x1, y0, y1 in view.get("boxes", []):
+    for x0, x1, y0, y1 in client_places(view.get("boxes", [])):
         axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="white", linewidth=0.9))
     axes.set_xlabel(plain(view.get("x_label", "x")))
     axes.set_ylabel(plain(view.get("y_label", "y")))

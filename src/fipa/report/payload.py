@@ -73,6 +73,7 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
 def view_payload(views: Json, labels: dict[str, str], chosen: str | None = None) -> Json:
     """The fitted curves (and their errors), and maps: the target, each arm's solution and the logarithm of its error.
 
+    Without a target there are no errors.
     `chosen` is the arm whose maps are shown first.
     """
     payload: Json = {}
@@ -102,8 +103,42 @@ def log_error(prediction: statistics.Array, target: statistics.Array) -> statist
     return np.log10(np.maximum(np.abs(prediction - target), 1e-16))
 
 
+def client_places(places: Iterable[Sequence[float] | None]) -> dict[tuple[float, ...], str]:
+    """The clients' regions in a picture, each with the names of the clients that have it.
+
+    >>> client_places([[0, 0.6], None, [0.4, 1], [0, 0.6]])
+    {(0, 0.6): 'clients 0, 3', (0.4, 1): 'client 2'}
+    """
+    owners: dict[tuple[float, ...], list[int]] = {}
+    for client, place in enumerate(places):
+        if place is not None:
+            owners.setdefault(tuple(place), []).append(client)
+    return {place: _names(clients) for place, clients in owners.items()}
+
+
+def label_rows(middles: Sequence[float], width: float) -> list[int]:
+    """The row for each label of a line, so that labels of one row keep a distance of a tenth of the width.
+
+    >>> label_rows([0.5, 0.2, 0.52, 0.9], 1)
+    [0, 0, 1, 0]
+    """
+    rows: list[int] = []
+    for middle in middles:
+        taken = {row for row, other in zip(rows, middles, strict=False) if abs(middle - other) < 0.1 * width}
+        rows.append(next(row for row in range(len(middles)) if row not in taken))
+    return rows
+
+
+def view_values(view: Json) -> statistics.Array:
+    """The values that the colours of a map span: those of the target, or of all arms if there is none."""
+    shown = list(view["arms"].values()) if view["target"] is None else view["target"]
+    return np.asarray(shown, dtype=float)
+
+
 def view_errors(view: Json) -> dict[str, statistics.Array]:
-    """The logarithm of every arm's pointwise error."""
+    """The logarithm of every arm's pointwise error; empty without a target."""
+    if view["target"] is None:
+        return {}
     target = np.asarray(view["target"], dtype=float)
     return {arm: log_error(np.asarray(values, dtype=float), target) for arm, values in view["arms"].items()}
 
@@ -163,47 +198,57 @@ def _fit(gap: Band) -> Json:
 
 def _curves(view: Json, labels: dict[str, str]) -> Json:
     seen = thin(len(view["x"]), POINTS)
-    regions = view.get("regions", [])
+    regions = client_places(view.get("regions", []))
+    middles = [(left + right) / 2 for left, right in regions]
+    target = view["target"]
     payload: Json = {
         "title": view.get("title", ""),
         "x_label": view.get("x_label", "x"),
         "y_label": view.get("y_label", "u(x)"),
         "target_label": view.get("target_label", "target"),
         "x": numbers(np.asarray(view["x"], dtype=float)[seen]),
-        "target": numbers(np.asarray(view["target"], dtype=float)[seen]),
+        "target": None if target is None else numbers(np.asarray(target, dtype=float)[seen]),
         "arms": {labels.get(a, a): numbers(np.asarray(v, dtype=float)[seen]) for a, v in view["arms"].items()},
-        "regions": regions,
-        "numbered": len(regions) - 1 <= NUMBERED,
+        "regions": list(regions),
+        "names": list(regions.values()) if len(regions) <= NUMBERED else [],
+        "rows": label_rows(middles, view["x"][-1] - view["x"][0]),
     }
-    if view.get("error"):
-        errors = view_errors(view)
+    errors = view_errors(view)
+    if view.get("error") and errors:
         payload["errors"] = {labels.get(arm, arm): numbers(10.0 ** e[seen], 4) for arm, e in errors.items()}
         payload["range"] = list(error_range(errors.values()))
     return payload
 
 
 def _maps(view: Json, labels: dict[str, str], chosen: str | None) -> Json:
-    target = np.asarray(view["target"], dtype=float)
-    cut = np.ix_(thin(target.shape[0], PIXELS), thin(target.shape[1], PIXELS))
+    values = view_values(view)
+    cut = np.ix_(*(thin(length, PIXELS) for length in values.shape[-2:]))
     errors = {labels.get(arm, arm): error[cut] for arm, error in view_errors(view).items()}
     solutions = {labels.get(arm, arm): np.asarray(values, dtype=float)[cut] for arm, values in view["arms"].items()}
-    boxes = view.get("boxes", [])
-    return {
+    boxes = client_places(view.get("boxes", []))
+    payload: Json = {
         "title": view.get("title", ""),
         "x_label": view.get("x_label", "x"),
         "y_label": view.get("y_label", "y"),
         "target_label": view.get("target_label", "target"),
         "extent": view["extent"],
         "square": square(view["extent"]),
-        "boxes": boxes,
-        "numbered": len(boxes) <= NUMBERED,
-        "target": _rows(target[cut]),
-        "values": numbers(value_range(target), 4),
+        "boxes": list(boxes),
+        "names": list(boxes.values()) if len(boxes) <= NUMBERED else [],
+        "target": None if view["target"] is None else _rows(values[cut]),
+        "values": numbers(value_range(values), 4),
         "solutions": {label: _rows(solution) for label, solution in solutions.items()},
-        "errors": {label: _rows(error) for label, error in errors.items()},
-        "range": list(error_range(errors.values())),
         "chosen": labels.get(chosen, chosen) if chosen is not None and chosen in view["arms"] else None,
     }
+    if view["target"] is not None:
+        payload["errors"] = {label: _rows(error) for label, error in errors.items()}
+        payload["range"] = list(error_range(errors.values()))
+    return payload
+
+
+def _names(clients: Sequence[int]) -> str:
+    shown = ", ".join(map(str, clients if len(clients) <= 3 else [*clients[:2], "..."]))
+    return f"client{'s' if len(clients) > 1 else ''} {shown}"
 
 
 def _rows(grid: statistics.Array) -> list[list[float | None]]:
