@@ -27,6 +27,7 @@ from fipa.federation.stage import Stage
 from fipa.models import mlp
 from fipa.pde import Field, Points
 from fipa.problems.elliptic import elliptic, poisson
+from fipa.problems.fitting import misfit
 
 RANK, LOCAL_STEPS = 20, 100
 SETTINGS = {2: (2000, 200, 100.0, 50, 2048), 5: (4000, 1000, 2000.0, 400, 4096)}  # points, penalty, rank; MiB allowed
@@ -84,13 +85,10 @@ def _plain_allen_cahn(seed: int) -> Problem:
         bent = vmap(hessian(lambda one: model(one[None])[0, 0]))(x)
         return -bent.diagonal(dim1=1, dim2=2).sum(dim=1) + u**3 - u - f
 
-    clients = [(Residual(interior, *one.data[0].inputs), _plain_boundary(one.data[1])) for one in problem.clients]
+    clients = []
+    for inside, edge in (one.data for one in problem.clients):
+        clients.append((Residual(interior, *inside.inputs), Residual(misfit, *edge.inputs, weight=edge.weight)))
     return Problem(problem.model, clients, problem.metric)
-
-
-def _plain_boundary(term: Residual) -> Residual:
-    """u = g, from the model alone."""
-    return Residual(lambda model, x, g: model(x)[:, 0] - g, *term.inputs, weight=term.weight)
 
 
 def _derivatives() -> Iterator[Record]:

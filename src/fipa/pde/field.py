@@ -46,9 +46,7 @@ class Field:
         if self._jet is None:
             jet = self.model(Jet.of(self.x, laplacian=self._laplacian))
             if not isinstance(jet, Jet):
-                raise FipaError(
-                    f"the model returned a {type(jet).__name__} that does not vary with x: nothing to solve"
-                )
+                raise FipaError(f"the function returned a {type(jet).__name__} that does not vary with x")
             self._check(jet.value)
             self._jet = jet
         return self._jet

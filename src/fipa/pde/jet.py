@@ -112,8 +112,8 @@ for _name in _OPERATORS:
 
 def _apply(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = _RULES.get(function, _general)
-    alone = isinstance(args[0], Jet) and not any(isinstance(a, Jet) for a in args[1:]) if args else False
-    if rule in (_linear, _tanh) and (kwargs or not alone):
+    plain = not kwargs and isinstance(args[0], Jet) and not any(isinstance(a, Jet) for a in args[1:])
+    if rule in (_linear, _tanh) and not plain:
         rule = _general
     return rule(function, args, kwargs)
 

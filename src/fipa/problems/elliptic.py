@@ -17,9 +17,7 @@ from fipa.models import mlp
 from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split, manufactured
 
 RADIUS, CENTRE, WIDTH = 0.3, (0.45, 0.55), 0.1  # of the bubble in two dimensions, and of its interface
-DIFFUSION = (
-    1 / 16
-)  # more than 1 / (2 pi^2): with less, the equation has other solutions as well, and training finds them
+DIFFUSION = 1 / 16  # above 1 / (2 pi^2), where the solution is unique
 
 
 def allen_cahn(u: Field, x: Tensor, f: Tensor) -> Tensor:

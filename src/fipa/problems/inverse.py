@@ -7,7 +7,7 @@ the values of u at the ends. The coefficient is a parameter of the shared model,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for
 from fipa.models import mlp
 from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split
+from fipa.problems.fitting import misfit
 
 
 class WithCoefficient(nn.Module):
@@ -39,11 +40,6 @@ class WithCoefficient(nn.Module):
 def diffusion(u: Field, x: Tensor, f: Tensor) -> Tensor:
     """-a u'' + u³ = f with a the second output of the model."""
     return -u[1].value * u.dd(0) + u.value**3 - f
-
-
-def reading(model: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
-    """Misfit at the sensors."""
-    return model(x)[:, 0] - y
 
 
 def inverse(
@@ -97,7 +93,7 @@ def inverse(
         generator = generator_for(seed, "sensors", client=client)
         x = region.box.uniform(sensors, generator)
         y = exact(x) + noise * torch.randn(sensors, generator=generator, dtype=torch.float64)
-        return [Residual(reading, x, y, weight=penalty)]
+        return [Residual(misfit, x, y, weight=penalty)]
 
     def error(model: nn.Module) -> float:
         assert isinstance(model, WithCoefficient)
