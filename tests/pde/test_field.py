@@ -175,7 +175,7 @@ def test_a_model_that_ignores_x() -> None:
     u = Field(lambda x: torch.ones(2, 1), torch.ones(2, 1))
     with pytest.raises(FipaError, match="the function returned a Tensor that does not vary with x"):
         _ = u.laplacian
-    with pytest.raises(FipaError, match="the model returned a NoneType"):
+    with pytest.raises(FipaError, match="the function returned a NoneType"):
         Field(lambda x: None, torch.ones(2, 1)).d(0)
 
 
