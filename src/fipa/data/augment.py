@@ -1,0 +1,61 @@
+"""Random crops, flips and rotations of a batch of images, in one gather."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fipa.errors import FipaError
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is drawn anew for every image of a batch. Beyond the edge, the nearest pixel is repeated.
+
+    Parameters
+    ----------
+    crop
+        Shift by up to this many pixels in each direction: pad, and cut at random.
+    flip
+        Mirror left and right, with probability one half.
+    rotation
+        Turn by up to this many degrees in either direction, to the nearest pixel.
+    """
+
+    crop: int = 4
+    flip: bool = True
+    rotation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop < 0 or not 0 <= self.rotation <= 180:
+            raise FipaError("augment: crop must not be negative, and rotation lie between 0 and 180 degrees")
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Of (n x channels x height x width)."""
+        n, channels, height, width = images.shape
+        shifts = torch.randint(-self.crop, self.crop + 1, (2, n, 1), generator=generator)
+        rows = (torch.arange(height) + shifts[0]).clamp_(0, height - 1)[:, :, None]
+        columns = (torch.arange(width) + shifts[1]).clamp_(0, width - 1)[:, None, :]
+        if self.rotation:
+            rows, columns = self._turned(rows, columns, height, width, generator)
+        if self.flip:
+            mirrored = torch.rand(n, 1, 1, generator=generator) < 0.5
+            columns = torch.where(mirrored, width - 1 - columns, columns)
+        pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
+        flat = (torch.arange(n) * (height * width))[:, None, None] + rows * width + columns
+        return pixels.index_select(0, flat.reshape(-1)).reshape(n, height, width, channels).permute(0, 3, 1, 2)
+
+    def _turned(
+        self, rows: Tensor, columns: Tensor, height: int, width: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        angle = (2 * torch.rand(len(rows), 1, 1, generator=generator) - 1) * math.radians(self.rotation)
+        y, x = rows - (height - 1) / 2, columns - (width - 1) / 2
+        turned_y = angle.cos() * y + angle.sin() * x + (height - 1) / 2
+        turned_x = angle.cos() * x - angle.sin() * y + (width - 1) / 2
+        return (
+            turned_y.round().long().clamp_(0, height - 1),
+            turned_x.round().long().clamp_(0, width - 1),
+        )
