@@ -1,4 +1,4 @@
-"""The command line: `fipa list`, `show`, `run`, `resume`, `report`."""
+"""The command line: `fipa list`, `show`, `run`, `resume`, `report`, `data`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ try:
     import typer
     from rich.console import Console
     from rich.markup import escape
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
     from rich.table import Table
 
     from fipa.config.load import load, names
@@ -27,10 +29,13 @@ except ImportError as error:
     sys.exit(f"the command line needs {error.name}: pip install 'fipa[cli]'")
 
 from fipa import __version__
+from fipa.data import registry
 from fipa.errors import FipaError
 from fipa.federation.storage import finite
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+data = typer.Typer(no_args_is_help=True, help="Image sets: which there are, and how to get them.")
+app.add_typer(data, name="data")
 out = Console()
 err = Console(stderr=True)
 
@@ -58,6 +63,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tabl
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also log to DIR/tensorboard.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where to write; a new folder under runs/ by default.")
+]
+
+Root = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="The folder with the sets; FIPA_DATA, or else ./data, by default."),
 ]
 
 
@@ -147,6 +157,41 @@ def report(
     written = write_page(directories, page or alone)
     if not quiet:
         out.print(f"report [bold]{escape(str(written))}[/]", soft_wrap=True)
+
+
+@data.command("list")
+def list_sets(root: Root = None, as_json: Json = False) -> None:
+    """Image sets, and whether they are there."""
+    folder = registry.data_root(root).resolve()
+    found = {name: source.find(folder) for name, source in registry.SETS.items()}
+    if as_json:
+        print(json.dumps({name: {"folder": str(place) if place else None} for name, place in found.items()}))
+        return
+    table = Table("set", "classes", "images", "size", "where", box=None, pad_edge=False)
+    for name, source in registry.SETS.items():
+        images, size = " + ".join(f"{count:,}" for count in source.images), " x ".join(map(str, source.shape))
+        where = escape(str(found[name])) if source.remote else "comes with fipa"
+        table.add_row(name, str(source.classes), images, size, where if found[name] else f"fipa data get {name}")
+    out.print(table)
+
+
+@data.command("get")
+def get_set(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `fipa data list`.")],
+    root: Root = None,
+    quiet: Quiet = False,
+) -> None:
+    """Download a set, or go on with its download, and unpack it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    try:
+        with Bar(*columns, console=out, disable=quiet or not out.is_terminal) as bar:
+            task = bar.add_task(name, total=None)
+            folder = registry.get(name, root, lambda done, total: bar.update(task, completed=done, total=total))
+    except KeyboardInterrupt:
+        err.print("stopped; the same command goes on")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    if not quiet:
+        out.print(f"{name} is in [bold]{escape(str(folder))}[/]", soft_wrap=True)
 
 
 def _experiment(

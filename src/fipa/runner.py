@@ -27,7 +27,7 @@ from fipa.config.schema import Experiment, dump, resolved
 from fipa.errors import Diverged, FipaError
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor
-from fipa.federation.problem import Curves, Maps, Problem
+from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
 from fipa.federation.storage import RunFolder, write_json
 
 FORMAT = "fipa-results-1"
@@ -148,7 +148,7 @@ class Run:
         try:
             for state, record in federation.rounds(start) if status == "running" else ():
                 k = state.round_number
-                if not math.isfinite(record["metric"]):
+                if record["metric"] is not None and not math.isfinite(record["metric"]):
                     raise Diverged(f"round {k}: the {federation.site.problem.name} is {record['metric']}")
                 if k < arm.rounds and not _worth_a_spectrum(k):
                     record["spectra"] = {}
@@ -247,10 +247,11 @@ class Run:
         if picture is None:
             return
         fits = {}
-        for arm in self.experiment.arms:
+        for arm in self.experiment.arms if not isinstance(picture, Shares) else ():
             saved = self.folder(arm.name, seed).load()
             if saved is not None:
                 with torch.no_grad():
+                    assert not isinstance(picture, Shares)
                     fits[arm.name] = picture.predict(problem.load(saved[0].theta).eval()).tolist()
         write_json(self.directory / "views.json", _view(picture, fits))
 
@@ -264,8 +265,8 @@ def _divergence(last: State, initial: float, error: Diverged) -> dict[str, Any]:
     return record | {"round": last.round_number + 1, "events": [event], "spectra": {}}
 
 
-def _view(picture: Curves | Maps, fits: dict[str, Any]) -> dict[str, Any]:
-    kind = "curves" if isinstance(picture, Curves) else "maps"
+def _view(picture: Picture, fits: dict[str, Any]) -> dict[str, Any]:
+    kind = {Curves: "curves", Maps: "maps", Shares: "shares"}[type(picture)]
     values = {field.name: getattr(picture, field.name) for field in fields(picture) if field.name != "predict"}
     plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
     return {kind: plain | {"arms": fits}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,18 @@ class Client:
         Gauss-Newton matrix of the very loss they train; the mean for `"cross_entropy"`.
     num_examples
         $N_m$; by default the number of examples in the data (of all residuals together).
+    transform
+        Makes what the model sees of the x in `data`, whenever it is needed: thousands of images are kept as bytes,
+        and those of the round's clients as floating-point numbers. Row by row, without randomness.
+    augment
+        Varies the x of every batch in local training, with the client's generator; sketches see x as it is.
     """
 
     data: tuple[Any, ...]
     loss: LossName = "least_squares"
     num_examples: int = 0
+    transform: Callable[[Tensor], Tensor] | None = None
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.loss not in ("least_squares", "mse", "cross_entropy"):
@@ -39,6 +46,8 @@ class Client:
             lengths = [len(residual.inputs[0]) for residual in self.data if isinstance(residual, Residual)]
             if not lengths or len(lengths) != len(self.data):
                 raise FipaError('a client with loss="least_squares" takes a tuple of fipa.Residual as data')
+            if self.transform is not None or self.augment is not None:
+                raise FipaError('transform and augment are for tensors (x, y), not for loss="least_squares"')
             count = sum(lengths)
         else:
             if len(self.data) != 2 or not all(isinstance(t, Tensor) for t in self.data):
@@ -50,6 +59,14 @@ class Client:
         if self.num_examples < 0:
             raise FipaError(f"num_examples must be positive, got {self.num_examples}")
         object.__setattr__(self, "num_examples", self.num_examples or count)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The data as the model sees them."""
+        if self.transform is None:
+            return self.data
+        x, y = self.data
+        return self.transform(x), y
 
     @classmethod
     def of(cls, data: Client | Residual | Sequence[Any], loss: LossName = "least_squares") -> Client:
@@ -64,14 +81,15 @@ def pooled(clients: Sequence[Client]) -> Client:
 
     The loss is the federation's, each client's mean weighted by its share of the examples.
     """
-    if len({client.loss for client in clients}) != 1:
-        raise FipaError("clients with different losses cannot be pooled")
+    first = clients[0]
+    if any((c.loss, c.transform, c.augment) != (first.loss, first.transform, first.augment) for c in clients):
+        raise FipaError("clients with different losses, transforms or augmentations cannot be pooled")
     total = sum(client.num_examples for client in clients)
-    if clients[0].loss != "least_squares":
+    if first.loss != "least_squares":
         if len({client.num_examples / len(client.data[0]) for client in clients}) > 1:
             raise FipaError("num_examples that are not the data's cannot be pooled: give fipa.Residual weights instead")
         xs, ys = zip(*(client.data for client in clients), strict=True)
-        return Client((torch.cat(xs), torch.cat(ys)), clients[0].loss, total)
+        return Client((torch.cat(xs), torch.cat(ys)), first.loss, total, first.transform, first.augment)
     residuals = [
         Residual(r.function, *r.inputs, weight=r.weight * (client.num_examples / total))
         for client in clients

@@ -173,7 +173,7 @@ def descend(
     batches = Batches(objective.lengths, rule.batch, generators) if rule.batch else None
     limits = torch.tensor(steps)
     for step in range(max(steps, default=0)):
-        gradient = objective.gradients(thetas.detach(), batches.draw(step) if batches else None)
+        gradient = objective.gradients(thetas.detach(), batches.draw(step) if batches else None, generators)
         if rule.proximal:
             gradient = gradient.add(thetas.detach() - theta, alpha=rule.proximal)
         if correction is not None:

@@ -39,17 +39,26 @@ class Objective:
         self._layout = layout
         self._model = model
         self._client = client
-        like = params[layout.names[0]]
-        if client.loss == "least_squares":
-            self.terms: Terms = tuple((r.inputs, _weights(r, like)) for r in client.data)
-            functions: tuple[object, ...] = tuple(r.function for r in client.data)
-        else:
-            self.terms = (client.data,)
-            functions = (client.loss,)
-        self.terms = pytree.tree_map(lambda t: cast(t, like), self.terms)
-        leaves, structure = pytree.tree_flatten(self.terms)
-        self.form = (functions, str(structure), tuple((tuple(t.shape), t.dtype) for t in leaves))
-        self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in self.terms)
+        self._like = params[layout.names[0]]
+        self._terms = None if client.transform else self._prepare(client.data)
+        functions = tuple(r.function for r in client.data) if client.loss == "least_squares" else (client.loss,)
+        stored = self._terms or (client.data,)
+        leaves, structure = pytree.tree_flatten(stored)
+        shapes = tuple((tuple(t.shape), t.dtype) for t in leaves)
+        self.form = (functions, str(structure), shapes, client.transform, client.augment)
+        self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in stored)
+        self.augment = client.augment
+
+    @property
+    def terms(self) -> Terms:
+        """The data as the loss takes them; made anew at every call where the client transforms them."""
+        return self._prepare(self._client.tensors) if self._terms is None else self._terms
+
+    def _prepare(self, data: tuple[Any, ...]) -> Terms:
+        terms: Terms = (data,)
+        if self._client.loss == "least_squares":
+            terms = tuple((r.inputs, _weights(r, self._like)) for r in data)
+        return pytree.tree_map(lambda t: cast(t, self._like), terms)
 
     @property
     def training(self) -> bool:
@@ -142,9 +151,19 @@ class StackedObjective:
                 return self._loss(thetas[0], self.terms)[None]
             return self._traced(vmap(self._loss), "loss", thetas, self.terms)
 
-    def gradients(self, thetas: Tensor, index: Sequence[Tensor] | None = None) -> Tensor:
-        """Gradients (M x p) on all data, or on the examples `index[term]` (M x batch) of each term."""
+    def gradients(
+        self,
+        thetas: Tensor,
+        index: Sequence[Tensor] | None = None,
+        augmented: Sequence[torch.Generator] | None = None,
+    ) -> Tensor:
+        """Gradients (M x p) on all data, or on the examples `index[term]` (M x batch) of each term.
+
+        With the clients' generators in `augmented`, on examples that are varied as the clients say.
+        """
         terms = self.terms if index is None else self._batch(index)
+        if augmented is not None and self._first.augment is not None:
+            terms = self._vary(terms, augmented)
         if self.size == 1:
             flat = thetas[0].detach().requires_grad_()
             with torch.enable_grad():
@@ -152,6 +171,14 @@ class StackedObjective:
             return gradient[None]
         with torch.no_grad():
             return self._traced(vmap(grad(self._loss)), "gradient", thetas, terms)
+
+    def _vary(self, terms: Terms, generators: Sequence[torch.Generator]) -> Terms:
+        augment = self._first.augment
+        assert augment is not None
+        ((x, y),) = terms
+        if self.size == 1:
+            return ((augment(x, generators[0]), y),)
+        return ((torch.stack([augment(one, g) for one, g in zip(x, generators, strict=True)]), y),)
 
     def _batch(self, index: Sequence[Tensor]) -> Terms:
         if self.size == 1:

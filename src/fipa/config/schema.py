@@ -23,6 +23,7 @@ from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Solver
+from fipa.data import Augment, BalancedDirichlet
 from fipa.federation.control import StepControl
 from fipa.federation.engine import GROUP, Arm
 from fipa.federation.participation import Faults, Participation
@@ -39,6 +40,7 @@ from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
 from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
+from fipa.problems.vision import CNN, Residual
 
 RULES: dict[str, type] = {
     "fedavg": FedAvg,
@@ -97,7 +99,19 @@ else:  # tables that are told apart by their name
     RuleSpec, LocalSpec, ProblemSpec = map(_one_of, (SPECS["rule"], SPECS["local"], SPECS["problem"]))
 
 # plain classes that are tables, too
-SETTINGS = (AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults, Points, Region)
+SETTINGS = (
+    AdaptiveRank,
+    AdaptiveSteps,
+    StepControl,
+    Participation,
+    Faults,
+    Points,
+    Region,
+    Augment,
+    BalancedDirichlet,
+    CNN,
+    Residual,
+)
 for _settings_class in SETTINGS:
     setattr(_settings_class, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
 
@@ -152,6 +166,7 @@ class StageSpec(Strict):
     step_control: bool | StepControl | None = None
     adaptive_steps: AdaptiveSteps | None = None
     lr_scale: Annotated[float, Field(gt=0)] | None = None
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
     damping_decay: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -282,6 +297,7 @@ def _stage(stage: StageSpec, least_squares: bool) -> Stage:
         control or None,
         sketch.adaptive,
         stage.adaptive_steps,
+        stage.evaluate_every or 1,
     )
 
 

@@ -166,7 +166,7 @@ class Federation:
             "accepted": outcome.result is not None,
             "damping": outcome.damping,
             "step": outcome.step,
-            "metric": self.site.problem.evaluate(theta),
+            "metric": self.site.problem.evaluate(theta) if stage.evaluates(place) else None,
             "loss": self._mean(in_time, [reply.loss for reply in in_time]),
             "seconds": seconds,
             "peak_memory_mib": peak_mib(self._executor.pids) if self._measures_memory else None,

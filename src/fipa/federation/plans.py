@@ -37,7 +37,7 @@ class SketchPlan:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RankWarning)  # no news in a round: the record shows the rank
             return sketch(
-                model, client.data, client.loss, self.rank, params=layout.names, route=self.route, solver=self.solver,
+                model, client.tensors, client.loss, self.rank, params=layout.names, route=self.route, solver=self.solver,
                 oversampling=self.oversampling, iterations=self.iterations, max_examples=self.max_examples,
                 sampled_labels=self.sampled_labels, seed=seed,
             )  # fmt: skip
@@ -54,7 +54,7 @@ class AdditivePlan:
     ) -> AdditiveStatistics:
         """The client's statistics at the model's present parameters."""
         return additive_statistics(
-            model, client.data, client.loss, delta=delta, width=self.width, test_seed=test_seed,
+            model, client.tensors, client.loss, delta=delta, width=self.width, test_seed=test_seed,
             num_examples=client.num_examples, params=layout.names, seed=seed,
         )  # fmt: skip
 
@@ -65,7 +65,7 @@ class DiagonalPlan:
 
     def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> DiagonalCurvature:
         """The client's diagonal at the model's present parameters."""
-        return diagonal_fisher(model, client.data, client.loss, params=layout.names, seed=seed)
+        return diagonal_fisher(model, client.tensors, client.loss, params=layout.names, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CovariancePlan:
 
     def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> InputCovariance:
         """The client's covariances at the model's present parameters."""
-        inputs = torch.cat([r.inputs[0] for r in client.data]) if client.loss == "least_squares" else client.data
+        inputs = torch.cat([r.inputs[0] for r in client.data]) if client.loss == "least_squares" else client.tensors
         return input_covariance(model, inputs, params=layout.names, seed=seed)
 
 

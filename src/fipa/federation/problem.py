@@ -45,6 +45,17 @@ class Maps:
     target_label: str = "target"
 
 
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """A picture for the report: how many examples of each class a client holds."""
+
+    counts: Tensor  # (clients x classes)
+    classes: tuple[str, ...]
+
+
+Picture = Curves | Maps | Shares
+
+
 class Problem:
     """A model, clients and a metric.
 
@@ -60,7 +71,7 @@ class Problem:
     name, goal, scale
         Of the metric: what it is called, whether less (`"min"`) or more (`"max"`) is better, and the axis of plots.
     picture
-        `Curves` or `Maps` for the report.
+        `Curves`, `Maps` or `Shares` for the report.
     params
         Which parameters are trained and sent: see `fipa.parameters_of`.
     resample
@@ -78,7 +89,7 @@ class Problem:
         name: str = "test error",
         goal: Literal["min", "max"] = "min",
         scale: Literal["log", "linear"] = "log",
-        picture: Curves | Maps | None = None,
+        picture: Picture | None = None,
         params: ParamSelection = None,
         resample: Callable[[int], Sequence[Client]] | None = None,
     ) -> None:

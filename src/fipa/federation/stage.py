@@ -32,6 +32,8 @@ class Stage:
         Adapts damping or step to the clients' reported loss.
     adaptive_rank, adaptive_steps
         Let each client choose its rank and its number of local steps.
+    evaluate_every
+        Rounds from one evaluation to the next; the stage's last round is always evaluated.
     """
 
     rule: Rule
@@ -43,9 +45,16 @@ class Stage:
     control: StepControl | None = None
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
+    evaluate_every: int = 1
 
     def __post_init__(self) -> None:
+        if self.evaluate_every < 1:
+            raise FipaError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
         check_together(self.rule, self.local, self.plan, self.control)
+
+    def evaluates(self, place: int) -> bool:
+        """Whether the model is evaluated after round `place` of this stage, counted from 0."""
+        return (place + 1) % self.evaluate_every == 0 or place + 1 == self.rounds
 
     def rule_at(self, place: int) -> Rule:
         """The rule in round `place` of this stage, counted from 0."""

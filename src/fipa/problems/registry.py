@@ -18,6 +18,7 @@ from fipa.problems.burgers import burgers
 from fipa.problems.elliptic import elliptic, poisson
 from fipa.problems.fitting import mixture2d, sine
 from fipa.problems.inverse import inverse
+from fipa.problems.vision import images
 
 
 def python(seed: int, *, file: str) -> Problem:
@@ -54,5 +55,6 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "poisson": poisson,
     "burgers": burgers,
     "inverse": inverse,
+    "images": images,
     "python": python,
 }
