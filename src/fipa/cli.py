@@ -167,12 +167,13 @@ def list_sets(root: Root = None, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({name: {"folder": str(place) if place else None} for name, place in found.items()}))
         return
-    table = Table("set", "classes", "images", "size", "where", box=None, pad_edge=False)
+    table = Table("set", "classes", "images", "size", "there", box=None, pad_edge=False)
     for name, source in registry.SETS.items():
         images, size = " + ".join(f"{count:,}" for count in source.images), " x ".join(map(str, source.shape))
-        where = escape(str(found[name])) if source.remote else "comes with fipa"
-        table.add_row(name, str(source.classes), images, size, where if found[name] else f"fipa data get {name}")
+        there = "comes with fipa" if not source.remote else "yes" if found[name] else "no"
+        table.add_row(name, str(source.classes), images, size, there)
     out.print(table)
+    out.print(f"under [bold]{escape(str(folder))}[/]; `fipa data get NAME` gets one", soft_wrap=True)
 
 
 @data.command("get")

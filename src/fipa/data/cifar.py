@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their official binary form: label bytes, then 3072 pixels, for one image after the other."""
+"""CIFAR-10 and CIFAR-100 in their official binary form: label bytes, then 3072 pixels, image after image."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def extract(archive: Path, folder: Path) -> None:
                     _check_names(packed.namelist())
                     packed.extractall(temporary)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:
-            raise FipaError(f"{archive} cannot be unpacked: {error}. Delete it, and get it again") from error
+            reason = str(error).partition(":\n")[0]  # of several lines, the first
+            raise FipaError(f"{archive} cannot be unpacked: {reason}. Delete it, and get it again") from error
         except OSError as error:
             raise FipaError(f"{archive} cannot be unpacked: {error}") from error
         _move(Path(temporary), folder)

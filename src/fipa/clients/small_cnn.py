@@ -1,0 +1,181 @@
+"""Loss and gradient of small CNNs by the kernels of `fipa.clients.kernels`, several times as fast as torch's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fipa.layout import Layout
+
+try:
+    from fipa.clients import kernels
+except ImportError:  # numba is optional
+    kernels = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A 3x3 convolution without bias, the maximum of 2x2 squares if `pooled`, and ReLU."""
+
+    weight: str
+    pooled: bool
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What such a network is made of: convolutions, then linear layers without bias with ReLU in between."""
+
+    convolutions: tuple[Convolution, ...]
+    linear: tuple[str, ...]
+
+
+def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
+    """The layers of a network that the kernels can run, or None for any other."""
+    if not isinstance(model, nn.Sequential):
+        return None
+    convolutions, linear, flat, modules = [], [], False, list(model.named_children())
+    while modules:
+        name, module = modules.pop(0)
+        if isinstance(module, nn.Conv2d) and not flat and _plain(module):
+            pooled = bool(modules) and isinstance(modules[0][1], nn.MaxPool2d) and _halves(modules.pop(0)[1])
+            if not modules or not isinstance(modules.pop(0)[1], nn.ReLU):
+                return None
+            convolutions.append(Convolution(f"{name}.weight", pooled))
+        elif isinstance(module, nn.Flatten) and convolutions and not flat:
+            flat = True
+        elif isinstance(module, nn.Linear) and flat and module.bias is None:
+            linear.append(f"{name}.weight")
+            if modules and not isinstance(modules.pop(0)[1], nn.ReLU):
+                return None
+        else:
+            return None
+    names = (*(c.weight for c in convolutions), *linear)
+    return Layers(tuple(convolutions), tuple(linear)) if linear and names == layout.names else None
+
+
+def _plain(conv: nn.Conv2d) -> bool:
+    return (
+        (conv.kernel_size, conv.stride, conv.dilation, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
+        and conv.padding in ((1, 1), "same")
+        and conv.padding_mode == "zeros"
+        and conv.bias is None
+        and conv.weight.dtype == torch.float32
+    )
+
+
+def _halves(pool: nn.Module) -> bool:
+    settings = [getattr(pool, name) for name in ("kernel_size", "stride", "padding", "dilation", "ceil_mode")]
+    return settings in ([2, 2, 0, 1, False], [(2, 2), (2, 2), (0, 0), (1, 1), False])
+
+
+class SmallCNN:
+    """Loss and gradient of one network for batches of images."""
+
+    def __init__(self, layers: Layers, layout: Layout) -> None:
+        self._layers = layers
+        self._layout = layout
+        self._workspaces: dict[tuple[int, ...], _Workspace] = {}
+
+    @staticmethod
+    def of(model: nn.Module, layout: Layout) -> SmallCNN | None:
+        """For networks that the kernels can run, if numba is there."""
+        layers = layers_of(model, layout) if kernels is not None else None
+        return SmallCNN(layers, layout) if layers is not None else None
+
+    def logits(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Of images x (n x channels x height x width): (n x classes)."""
+        return self._workspace(x).forward(self._layout.unflatten(flat), x)[-1].T
+
+    def loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Mean cross entropy."""
+        return cross_entropy(self.logits(flat, x), y)
+
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Of the mean cross entropy, flat."""
+        weights = self._layout.unflatten(flat)
+        work = self._workspace(x)
+        outputs = work.forward(weights, x)
+        slope = outputs[-1].softmax(dim=0)
+        slope[y, torch.arange(len(y))] -= 1
+        gradient = torch.empty_like(flat)
+        work.backward(weights, outputs, slope.div_(len(y)), self._layout.unflatten(gradient))
+        return gradient
+
+    def _workspace(self, x: Tensor) -> _Workspace:
+        shape = tuple(x.shape)
+        if shape not in self._workspaces:
+            if len(self._workspaces) >= 4:
+                self._workspaces.pop(next(iter(self._workspaces)))
+            self._workspaces[shape] = _Workspace(self._layers, self._layout, shape)
+        return self._workspaces[shape]
+
+
+class _Workspace:
+    """Memory for a batch of one shape, and the passes through it."""
+
+    def __init__(self, layers: Layers, layout: Layout, shape: tuple[int, ...]) -> None:
+        self._layers = layers
+        n, channels, height, width = shape
+        self._n = n
+        widths = dict(zip(layout.names, layout.shapes, strict=True))
+
+        def empty(*size: int) -> Any:
+            return np.zeros(size, np.float32)
+
+        self._inputs = [empty(channels, height + 2, (width + 2) * n)]
+        self._sums, self._places, self._slopes, self._input_slopes = [], [], [], []
+        for i, layer in enumerate(layers.convolutions):
+            self._input_slopes.append(empty(channels, height, width * n) if i else None)
+            channels = widths[layer.weight][0]
+            self._sums.append(empty(channels, height, width * n))
+            self._slopes.append(empty(channels, height + 2, (width + 2) * n))
+            if layer.pooled:
+                height, width = height // 2, width // 2
+            self._places.append(np.zeros((channels, height, width * n), np.int32) if layer.pooled else None)
+            border = i + 1 < len(layers.convolutions)
+            self._inputs.append(empty(channels, height + 2 * border, (width + 2 * border) * n))
+        self._shape = (channels, height, width * n)
+
+    def forward(self, weights: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+        """The outputs of the linear layers (features x n), after the flat input to the first of them."""
+        n = self._n
+        kernels.images_last(x.permute(0, 2, 3, 1).numpy(), self._inputs[0], n)
+        last = len(self._layers.convolutions) - 1
+        for i, layer in enumerate(self._layers.convolutions):
+            kernels.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
+            if layer.pooled:
+                kernels.pool(self._sums[i], self._inputs[i + 1], self._places[i], n, int(i < last))
+            else:
+                kernels.rectify(self._sums[i], self._inputs[i + 1], n, int(i < last))
+        outputs = [torch.from_numpy(self._inputs[-1]).reshape(-1, n)]
+        for i, name in enumerate(self._layers.linear):
+            outputs.append(weights[name] @ (outputs[-1].relu() if i else outputs[-1]))
+        return outputs
+
+    def backward(
+        self, weights: dict[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
+    ) -> None:
+        """Gradients of all weights from the slope of the loss at the last output (classes x n)."""
+        n = self._n
+        for i, name in reversed(list(enumerate(self._layers.linear))):
+            incoming = outputs[i].relu() if i else outputs[i]
+            torch.mm(slope, incoming.T, out=into[name])
+            slope = weights[name].T @ slope
+            if i:
+                slope = slope * (outputs[i] > 0)
+        above = slope.reshape(self._shape).numpy()
+        for i, layer in reversed(list(enumerate(self._layers.convolutions))):
+            if layer.pooled:
+                kernels.pool_gradient(above, self._places[i], self._slopes[i], n)
+            else:
+                kernels.rectify_gradient(above, self._sums[i], self._slopes[i], n)
+            kernels.convolve_gradient(self._inputs[i], self._slopes[i], into[layer.weight].numpy(), n)
+            if i:
+                turned = weights[layer.weight].transpose(0, 1).flip(2, 3).contiguous().numpy()
+                kernels.convolve(self._slopes[i], turned, self._input_slopes[i], n)
+                above = self._input_slopes[i]
