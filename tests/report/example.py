@@ -197,3 +197,65 @@ def pde_views(clients: int = 3) -> dict[str, Any]:
             "boxes": [[left, right, -1, 1] for left, right in pairwise(edges)],
         },
     }
+
+
+ACCURACY = {"name": "test accuracy, %", "goal": "max", "scale": "linear"}
+
+
+def climb(start: float, end: float, rounds: int, seed: int) -> list[float]:
+    """A noisy way up from one accuracy to another."""
+    noise = 0.4 * np.random.default_rng(seed).standard_normal(rounds)
+    way = 1 - 0.7 ** np.arange(1, rounds + 1)
+    return np.round(start + (end - start) * way + noise, 2).tolist()
+
+
+def warm_up(seeds: int = 3, rounds: int = 1000, every: int = 50) -> dict[str, Any]:
+    """FedAvg from a fresh model, measured in every so many rounds."""
+    found = {}
+    for seed in range(seeds):
+        way = 10 + 33 * (1 - np.exp(-np.arange(1, rounds + 1) / (rounds / 3))) + 0.4 * seed
+        metric = [round(float(v), 2) if r % every == 0 else None for r, v in enumerate(way, 1)]
+        found[str(seed)] = record(metric, initial=10.0, loss=(3 - way / 20).tolist())
+    return {"name": "warm-up", "rounds": rounds, "seeds": found}
+
+
+def refined(start: dict[str, Any], seed: int, end: float, *, after: int = 1000, rounds: int = 15, **extra: Any) -> dict:
+    """An arm that goes on from a warm-up."""
+    initial = start["seeds"][str(seed)]["metric"][after - 1]
+    return record(climb(initial, end, rounds, seed + int(100 * end)), initial=initial, after=after, **extra)
+
+
+def images(seeds: int = 3, rounds: int = 15) -> dict[str, Any]:
+    """A run in two stages: all arms go on from round 1000, and one of them diverges on its last seed."""
+    start = warm_up(seeds)
+    ends = {"FedAvg": 46.0, "FedProx": 46.4, "FIPA": 57.3, "FIPA, 200 eigenpairs": 55.0, "FedFisher": 50.0}
+    arms = {
+        arm: {str(s): refined(start, s, end + 0.5 * s, rounds=rounds, loss=[1.0] * rounds) for s in range(seeds)}
+        for arm, end in ends.items()
+    }
+    broken = refined(start, seeds - 1, 30.0, rounds=3, status="diverged")
+    broken["metric"] = [*broken["metric"][:2], None]
+    arms["FedFisher"][str(seeds - 1)] = broken
+    changes = {"metric": dict(ACCURACY), "figure": "refine", "experiment": "cifar10", "warmup": start}
+    return results(arms, title="CIFAR-10, 10 clients, Dirichlet 0.1", **changes)
+
+
+def from_different_rounds(seeds: int = 2) -> dict[str, Any]:
+    """An ablation over the length of the warm-up."""
+    start = warm_up(seeds)
+    arms = {
+        f"{name} (from {after})": {
+            str(s): refined(start, s, 30 + gain * after**0.5 + s, after=after) for s in range(seeds)
+        }
+        for after in (100, 300, 1000)
+        for name, gain in (("FedAvg", 0.45), ("FIPA", 0.8))
+    }
+    changes = {"metric": dict(ACCURACY), "figure": "ablation", "experiment": "lengths", "warmup": start}
+    return results(arms, control="FedAvg (from 1000)", **changes)
+
+
+def shares(clients: int = 10, classes: int = 10, seed: int = 0) -> dict[str, Any]:
+    """Classes shared out by a Dirichlet distribution."""
+    rng = np.random.default_rng(seed)
+    parts = rng.dirichlet([0.1] * clients, size=classes) * (50_000 // classes)
+    return {"shares": {"counts": parts.T.astype(int).tolist(), "classes": [f"class {k}" for k in range(classes)], "arms": {}}}

@@ -18,31 +18,37 @@ F, I = np.float32, np.int32
 @njit(fastmath=True, cache=True)
 def convolve(x, w, y, n):  # type: ignore[no-untyped-def]
     """Y (out, H, W n) = 3x3 convolution of x (in, H + 2, (W + 2) n) with w (out, in, 3, 3), for n images."""
-    length = y.shape[2]
+    m = y.shape[2]
     for c in range(y.shape[0]):
         for h in range(y.shape[1]):
             row = y[c, h]
-            row[:] = 0
             for k in range(x.shape[0]):
-                for i in range(3):
-                    a, b, d = x[k, h + i, :length], x[k, h + i, n : n + length], x[k, h + i, 2 * n :]
-                    w0, w1, w2 = w[c, k, i, 0], w[c, k, i, 1], w[c, k, i, 2]
-                    for t in range(length):
-                        row[t] += w0 * a[t] + w1 * b[t] + w2 * d[t]
+                f, top, mid, low = w[c, k], x[k, h], x[k, h + 1], x[k, h + 2]
+                f00, f01, f02, a0, a1, a2 = f[0, 0], f[0, 1], f[0, 2], top[:m], top[n : n + m], top[2 * n :]
+                f10, f11, f12, b0, b1, b2 = f[1, 0], f[1, 1], f[1, 2], mid[:m], mid[n : n + m], mid[2 * n :]
+                f20, f21, f22, c0, c1, c2 = f[2, 0], f[2, 1], f[2, 2], low[:m], low[n : n + m], low[2 * n :]
+                if k == 0:
+                    row[:] = 0
+                for t in range(m):  # one pass over the row for all nine weights
+                    row[t] += (
+                        f00 * a0[t] + f01 * a1[t] + f02 * a2[t]
+                        + f10 * b0[t] + f11 * b1[t] + f12 * b2[t]
+                        + f20 * c0[t] + f21 * c1[t] + f22 * c2[t]
+                    )  # fmt: skip
 
 
 @njit(fastmath=True, cache=True)
 def convolve_gradient(x, dy, dw, n):  # type: ignore[no-untyped-def]
     """Gradient (out, in, 3, 3) of `convolve` in its weights; dy has a border like x."""
-    height, length = dy.shape[1] - 2, dy.shape[2] - 2 * n
+    m = dy.shape[2] - 2 * n
     for c in range(dy.shape[0]):
         for k in range(x.shape[0]):
             for i in range(3):
                 s0, s1, s2 = F(0), F(0), F(0)
-                for h in range(height):
-                    a, b, d = x[k, h + i, :length], x[k, h + i, n : n + length], x[k, h + i, 2 * n :]
-                    g = dy[c, h + 1, n : n + length]
-                    for t in range(length):
+                for h in range(dy.shape[1] - 2):
+                    g, row = dy[c, h + 1, n : n + m], x[k, h + i]
+                    a, b, d = row[:m], row[n : n + m], row[2 * n :]
+                    for t in range(m):
                         s0 += g[t] * a[t]
                         s1 += g[t] * b[t]
                         s2 += g[t] * d[t]
@@ -108,12 +114,21 @@ def rectify_gradient(dz, y, dy, n):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, cache=True)
-def images_last(x, z, n):  # type: ignore[no-untyped-def]
-    """Lay images x (n, H, W, channels) out as the inside of z (channels, H + 2, (W + 2) n), eight at a time."""
-    for start in range(0, n, 8):
-        end = min(start + 8, n)
-        for h in range(x.shape[1]):
-            for w in range(x.shape[2]):
-                for c in range(x.shape[3]):
-                    for t in range(start, end):
-                        z[c, h + 1, (w + 1) * n + t] = x[t, h, w, c]
+def images_last(x, index, rows, columns, z):  # type: ignore[no-untyped-def]
+    """The inside of z (channels, H + 2, (W + 2) n) = n images of x (all, H, W, channels), ten at a time.
+
+    Image t shows the pixels of x[index[t]] at its own `rows` (n, H) and `columns` (n, W).
+    """
+    n, (_, height, width, channels) = len(index), x.shape
+    pixels = x.reshape(-1)
+    begin = np.empty(10, np.uint64)  # unsigned: no test whether to count from the end
+    for start in range(0, n, 10):
+        size = min(10, n - start)
+        for h in range(height):
+            for t in range(size):
+                begin[t] = np.uint64(((index[start + t] * height + rows[start + t, h]) * width) * channels)
+            for w in range(width):
+                for t in range(size):
+                    place = begin[t] + np.uint64(columns[start + t, w] * channels)
+                    for c in range(channels):
+                        z[c, h + 1, (w + 1) * n + start + t] = pixels[place + np.uint64(c)]

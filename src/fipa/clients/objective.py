@@ -18,8 +18,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from fipa.clients.client import Client
+from fipa.clients.small_cnn import SmallCNN, View
 from fipa.curvature.data import cast
 from fipa.curvature.functional import model_caller
+from fipa.data.augment import Augment
 from fipa.errors import FipaError, SketchError
 from fipa.layout import Layout
 
@@ -48,6 +50,7 @@ class Objective:
         self.form = (functions, str(structure), shapes, client.transform, client.augment)
         self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in stored)
         self.augment = client.augment
+        self.small = SmallCNN.of(model, layout) if client.loss == "cross_entropy" else None
 
     @property
     def terms(self) -> Terms:
@@ -117,6 +120,11 @@ class Objective:
         return cross_entropy(model(x), y)
 
 
+def _shifts_only(augment: object) -> bool:
+    """Whether rows and columns of an image are moved as a whole, if at all."""
+    return augment is None or (isinstance(augment, Augment) and not augment.rotation)
+
+
 def _weights(residual: Any, like: Tensor) -> Tensor:
     """A weight per residual, with the examples along the first axis, so that it can be stacked and cut in batches."""
     weight = torch.as_tensor(residual.weight, dtype=like.dtype, device=like.device)
@@ -136,6 +144,7 @@ class StackedObjective:
             raise FipaError("clients of different forms cannot be stacked")
         self._first = objectives[0]
         self._loss = objectives[0].loss
+        self._small = objectives[0].small if len(objectives) == 1 else None
         self.lengths = objectives[0].lengths
         self.size = len(objectives)
         if self.size == 1:
@@ -147,6 +156,9 @@ class StackedObjective:
     def losses(self, thetas: Tensor) -> Tensor:
         """Each client's loss on all of its data at its own row of `thetas` (M x p)."""
         with torch.no_grad():
+            if self._small is not None:
+                ((x, y),) = self.terms
+                return self._small.loss(thetas[0], x, y)[None]
             if self.size == 1:
                 return self._loss(thetas[0], self.terms)[None]
             return self._traced(vmap(self._loss), "loss", thetas, self.terms)
@@ -161,6 +173,8 @@ class StackedObjective:
 
         With the clients' generators in `augmented`, on examples that are varied as the clients say.
         """
+        if self._small is not None and (augmented is None or _shifts_only(self._first.augment)):
+            return self._small_gradient(thetas[0], index, augmented)[None]
         terms = self.terms if index is None else self._batch(index)
         if augmented is not None and self._first.augment is not None:
             terms = self._vary(terms, augmented)
@@ -171,6 +185,18 @@ class StackedObjective:
             return gradient[None]
         with torch.no_grad():
             return self._traced(vmap(grad(self._loss)), "gradient", thetas, terms)
+
+    def _small_gradient(
+        self, flat: Tensor, index: Sequence[Tensor] | None, generators: Sequence[torch.Generator] | None
+    ) -> Tensor:
+        assert self._small is not None
+        ((x, y),) = self.terms
+        chosen = torch.arange(len(x)) if index is None else index[0][0]
+        places = None
+        if generators is not None and isinstance(self._first.augment, Augment):
+            height, width = x.shape[2:]
+            places = self._first.augment.places(len(chosen), height, width, generators[0])
+        return self._small.gradient(flat, View.of(x, chosen, places), y[chosen])
 
     def _vary(self, terms: Terms, generators: Sequence[torch.Generator]) -> Terms:
         augment = self._first.augment

@@ -13,9 +13,12 @@ from torch.nn.functional import cross_entropy
 from fipa.layout import Layout
 
 try:
-    from fipa.clients import kernels
+    from fipa.clients import kernels as _kernels
 except ImportError:  # numba is optional
-    kernels = None  # type: ignore[assignment]
+    _kernels = None  # type: ignore[assignment]
+
+kernels: Any = _kernels
+LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
     """The layers of a network that the kernels can run, or None for any other."""
     if not isinstance(model, nn.Sequential):
         return None
-    convolutions, linear, flat, modules = [], [], False, list(model.named_children())
+    convolutions: list[Convolution] = []
+    linear: list[str] = []
+    flat, modules = False, list(model.named_children())
     while modules:
         name, module = modules.pop(0)
         if isinstance(module, nn.Conv2d) and not flat and _plain(module):
@@ -65,12 +70,33 @@ def _plain(conv: nn.Conv2d) -> bool:
         and conv.padding_mode == "zeros"
         and conv.bias is None
         and conv.weight.dtype == torch.float32
+        and conv.out_channels < LANES
     )
 
 
 def _halves(pool: nn.Module) -> bool:
     settings = [getattr(pool, name) for name in ("kernel_size", "stride", "padding", "dilation", "ceil_mode")]
     return settings in ([2, 2, 0, 1, False], [(2, 2), (2, 2), (0, 0), (1, 1), False])
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Some of the images x (all x channels x height x width), each with its own rows and columns."""
+
+    x: Tensor
+    index: Tensor  # (n)
+    rows: Tensor  # (n x height)
+    columns: Tensor  # (n x width)
+
+    @classmethod
+    def of(cls, x: Tensor, index: Tensor | None = None, places: tuple[Tensor, Tensor] | None = None) -> View:
+        """The images at `index`, all by default, as they are or with pixels from `places` (see `Augment.places`)."""
+        index = torch.arange(len(x)) if index is None else index
+        n, height, width = len(index), *x.shape[2:]
+        if places is None:
+            return cls(x, index, torch.arange(height).expand(n, -1), torch.arange(width).expand(n, -1))
+        rows, columns = places
+        return cls(x, index, rows.reshape(n, height), columns.reshape(n, width))
 
 
 class SmallCNN:
@@ -89,25 +115,26 @@ class SmallCNN:
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Of images x (n x channels x height x width): (n x classes)."""
-        return self._workspace(x).forward(self._layout.unflatten(flat), x)[-1].T
+        view = View.of(x)
+        return self._workspace(view).forward(self._layout.unflatten(flat), view)[-1].T
 
     def loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross entropy."""
         return cross_entropy(self.logits(flat, x), y)
 
-    def gradient(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:
         """Of the mean cross entropy, flat."""
         weights = self._layout.unflatten(flat)
-        work = self._workspace(x)
-        outputs = work.forward(weights, x)
+        work = self._workspace(view)
+        outputs = work.forward(weights, view)
         slope = outputs[-1].softmax(dim=0)
         slope[y, torch.arange(len(y))] -= 1
         gradient = torch.empty_like(flat)
         work.backward(weights, outputs, slope.div_(len(y)), self._layout.unflatten(gradient))
         return gradient
 
-    def _workspace(self, x: Tensor) -> _Workspace:
-        shape = tuple(x.shape)
+    def _workspace(self, view: View) -> _Workspace:
+        shape = (len(view.index), *view.x.shape[1:])
         if shape not in self._workspaces:
             if len(self._workspaces) >= 4:
                 self._workspaces.pop(next(iter(self._workspaces)))
@@ -141,10 +168,11 @@ class _Workspace:
             self._inputs.append(empty(channels, height + 2 * border, (width + 2 * border) * n))
         self._shape = (channels, height, width * n)
 
-    def forward(self, weights: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+    def forward(self, weights: dict[str, Tensor], view: View) -> list[Tensor]:
         """The outputs of the linear layers (features x n), after the flat input to the first of them."""
         n = self._n
-        kernels.images_last(x.permute(0, 2, 3, 1).numpy(), self._inputs[0], n)
+        places = (t.numpy() for t in (view.index, view.rows, view.columns))
+        kernels.images_last(view.x.permute(0, 2, 3, 1).numpy(), *places, self._inputs[0])
         last = len(self._layers.convolutions) - 1
         for i, layer in enumerate(self._layers.convolutions):
             kernels.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
@@ -168,7 +196,7 @@ class _Workspace:
             slope = weights[name].T @ slope
             if i:
                 slope = slope * (outputs[i] > 0)
-        above = slope.reshape(self._shape).numpy()
+        above: Any = slope.reshape(self._shape).numpy()
         for i, layer in reversed(list(enumerate(self._layers.convolutions))):
             if layer.pooled:
                 kernels.pool_gradient(above, self._places[i], self._slopes[i], n)

@@ -36,6 +36,16 @@ class Augment:
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Of (n x channels x height x width)."""
         n, channels, height, width = images.shape
+        rows, columns = self.places(n, height, width, generator)
+        pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
+        flat = (torch.arange(n) * (height * width))[:, None, None] + rows * width + columns
+        return pixels.index_select(0, flat.reshape(-1)).reshape(n, height, width, channels).permute(0, 3, 1, 2)
+
+    def places(self, n: int, height: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Where the pixels of n images come from: rows (n x height x 1) and columns (n x 1 x width).
+
+        With a rotation both are (n x height x width).
+        """
         shifts = torch.randint(-self.crop, self.crop + 1, (2, n, 1), generator=generator)
         rows = (torch.arange(height) + shifts[0]).clamp_(0, height - 1)[:, :, None]
         columns = (torch.arange(width) + shifts[1]).clamp_(0, width - 1)[:, None, :]
@@ -44,9 +54,7 @@ class Augment:
         if self.flip:
             mirrored = torch.rand(n, 1, 1, generator=generator) < 0.5
             columns = torch.where(mirrored, width - 1 - columns, columns)
-        pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
-        flat = (torch.arange(n) * (height * width))[:, None, None] + rows * width + columns
-        return pixels.index_select(0, flat.reshape(-1)).reshape(n, height, width, channels).permute(0, 3, 1, 2)
+        return rows, columns
 
     def _turned(
         self, rows: Tensor, columns: Tensor, height: int, width: int, generator: torch.Generator

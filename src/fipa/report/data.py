@@ -11,11 +11,13 @@ import numpy as np
 
 from fipa.report import statistics
 from fipa.report.files import load_results, load_views, with_rounds
+from fipa.report.scores import Rounds, Scores, of_rounds, scores
 from fipa.report.statistics import Array, Band, Paired
 
 __all__ = [
     "MIB",
     "ArmSummary",
+    "after",
     "best_arm",
     "best_federated",
     "cumulative",
@@ -24,6 +26,7 @@ __all__ = [
     "load_results",
     "load_views",
     "metric_table",
+    "records_table",
     "series_band",
     "summary",
     "worst",
@@ -42,8 +45,9 @@ class ArmSummary:
     final_*, best
         The metric of the last round, and the median over the seeds of the best one of any round. In the final metric a
         seed that diverged counts as infinity (minus infinity if the goal is "max"), whatever it had reached before.
-    rounds, seconds, uplink_bytes
-        The most rounds of any seed; medians over the seeds of the totals.
+    rounds, after, seconds, uplink_bytes
+        The most rounds of any seed, those of the warm-up before them, medians over the seeds of the totals. Nothing of
+        a warm-up is in the totals.
     peak_memory_mib
         The largest of any round and seed; NaN if it was not measured.
     status
@@ -53,11 +57,14 @@ class ArmSummary:
     ratio_to_control, difference_to_control
         One of them over the seeds common with the control, by the scale of the metric ("log": ratio, above one is
         better; "linear": arm minus control). Both None for the control itself and without a control.
+    scores
+        For a linear scale: the best, mean, last few and last rounds, and the means over rounds against the control's.
     """
 
     arm: str
     seeds: tuple[str, ...]
     rounds: int
+    after: int
     final_median: float
     final_min: float
     final_max: float
@@ -72,6 +79,7 @@ class ArmSummary:
     worse_than_start: int
     ratio_to_control: Paired | None
     difference_to_control: Paired | None
+    scores: Scores | None
 
 
 def worst(results: Results) -> float:
@@ -80,30 +88,44 @@ def worst(results: Results) -> float:
 
 
 def diverged(record: Record) -> bool:
-    """True if the run was stopped as diverged or its last metric is not finite."""
-    return record.get("status") == "diverged" or record["metric"][-1] is None
+    """True if the run was stopped as diverged, or is over and its last metric is not finite."""
+    status = record.get("status")
+    return status == "diverged" or (status != "running" and record["metric"][-1] is None)
+
+
+def after(results: Results, arm: str) -> int:
+    """The rounds of the warm-up that the arm starts from."""
+    return max(int(record.get("after") or 0) for record in results["arms"][arm].values())
 
 
 def final_metric(record: Record, worst: float) -> float:
-    """The metric of the last round; `worst` if the run diverged."""
-    return worst if diverged(record) else float(record["metric"][-1])
+    """The last metric that was measured; `worst` if the run diverged."""
+    known = [v for v in (record.get("initial_metric"), *record["metric"]) if v is not None]
+    return worst if diverged(record) else float(known[-1]) if known else math.nan
 
 
 def metric_table(results: Results, arm: str) -> Array:
-    """Seeds by rounds 0, 1, ...: round 0 is the metric before training; diverged entries are infinite."""
-    records = results["arms"][arm].values()
+    """Seeds by the arm's own rounds 0, 1, ...; see `records_table`."""
+    return records_table(results, results["arms"][arm])
+
+
+def records_table(results: Results, seeds: dict[str, Record]) -> Array:
+    """Seeds by rounds 0, 1, ...: round 0 is the metric before training.
+
+    Diverged entries are infinite; NaN in rounds in which it was not measured.
+    """
+    records = seeds.values()
     rows = [[r.get("initial_metric"), *r["metric"]] for r in records]
-    values = statistics.table(rows, missing=worst(results), stopped=[diverged(r) for r in records])
-    values[:, 0] = statistics.table([[r.get("initial_metric")] for r in records])[:, 0]  # unknown is not diverged
-    return values
+    return statistics.measured(rows, [diverged(r) for r in records], worst(results))
 
 
 def series_band(results: Results, arm: str, key: str) -> Band | None:
     """Statistics of another per-round series (rounds 1, 2, ...) over the seeds that have it; None if none has."""
     records = [record for record in results["arms"][arm].values() if record.get(key)]
     # A loss that is not a number is infinite; elsewhere null means that there is no value.
-    missing, stopped = (math.inf, [diverged(r) for r in records]) if key == "loss" else (math.nan, None)
-    band = statistics.band(statistics.table([r[key] for r in records], missing=missing, stopped=stopped))
+    rows = [[None, *r[key]] for r in records]
+    stopped = [key == "loss" and diverged(r) for r in records]
+    band = statistics.band(statistics.measured(rows, stopped, math.inf)[:, 1:])
     rest = max(len(r["metric"]) for r in results["arms"][arm].values()) - len(band.median)
     band = Band(*(np.pad(line, (0, rest), constant_values=np.nan) for line in (band.median, band.low, band.high)))
     return None if np.isnan(band.median).all() else band
@@ -146,7 +168,7 @@ def _summarise(results: Results, arm: str) -> ArmSummary:
     values = np.array(list(finals.values()))
     mean, std = statistics.spread(values)
     reached = metric_table(results, arm)[:, 1:]
-    best = np.nanmin(reached, axis=1) if goal == "min" else np.nanmax(reached, axis=1)
+    best = np.fmin.reduce(reached, axis=1) if goal == "min" else np.fmax.reduce(reached, axis=1)
     gone = sum(map(diverged, seeds.values()))
     control = results["arms"].get(results["control"], {}) if arm != results["control"] else {}
     common = [seed for seed in finals if seed in control]
@@ -156,6 +178,7 @@ def _summarise(results: Results, arm: str) -> ArmSummary:
         arm=arm,
         seeds=tuple(seeds),
         rounds=max(len(record["metric"]) for record in seeds.values()),
+        after=after(results, arm),
         final_median=statistics.middle(values),
         final_min=float(values.min()),
         final_max=float(values.max()),
@@ -170,7 +193,17 @@ def _summarise(results: Results, arm: str) -> ArmSummary:
         worse_than_start=sum(_worse_than_start(record, goal) for record in seeds.values()),
         ratio_to_control=statistics.paired_ratio(ours, theirs, goal) if common and logarithmic else None,
         difference_to_control=statistics.paired_difference(ours, theirs, goal) if common and not logarithmic else None,
+        scores=None if logarithmic else scores(_rounds(results, seeds), _rounds(results, control), goal),
     )
+
+
+def _rounds(results: Results, seeds: dict[str, Record]) -> dict[str, Rounds]:
+    """What is told of each seed's own rounds."""
+    goal, bad = results["metric"]["goal"], worst(results)
+    return {
+        seed: of_rounds([v for v in record["metric"] if v is not None], goal, bad if diverged(record) else None)
+        for seed, record in seeds.items()
+    }
 
 
 def _median_total(seeds: dict[str, Record], key: str) -> float:
@@ -189,7 +222,5 @@ def _status(gone: int, seeds: int, running: bool) -> str:
 
 
 def _worse_than_start(record: Record, goal: str) -> bool:
-    start, end = record.get("initial_metric"), record["metric"][-1]
-    if start is None or diverged(record):
-        return False
-    return bool(end > start if goal == "min" else end < start)
+    start, end = record.get("initial_metric"), final_metric(record, math.nan)  # NaN is neither above nor below
+    return start is not None and bool(end > start if goal == "min" else end < start)

@@ -1,4 +1,4 @@
-"""Figures of a run in the layout of the paper's Fig. 2, as PNG and SVG."""
+"""Figures of a run in the layouts of the paper, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fipa.report import panels
+from fipa.report import image_figures, panels
 from fipa.report.data import Results, best_federated, load_results, load_views, series_band
 from fipa.report.payload import by_client, error_range, varies, view_errors
 from fipa.report.style import Style, arm_styles
@@ -28,17 +28,27 @@ Styles = dict[str, Style]
 def write_figures(run: Path, out: Path) -> list[Path]:
     """Draw the figure that the run's results ask for into the directory `out`.
 
-    Returns the paths of the PNG and the SVG. Without the data that a layout needs (schedules, gaps, views) the panel is
+    A warm-up that the figure does not show and the partition of the classes get figures of their own, NAME-warm-up and
+    NAME-partition. Returns the paths of the PNGs and SVGs, those of the main figure first. Without the data that a layout needs (schedules, gaps, views) the panel is
     left out; an unknown layout is drawn as "generic".
     """
     results, views = load_results(run), load_views(run)
     styles = arm_styles(list(results["arms"]), [results["control"]])
     figure = LAYOUTS.get(results["figure"], _generic)(results, views, styles)
-    figure.suptitle(panels.plain(results["title"]), fontsize=12, wrap=True)
-    FigureCanvasAgg(figure)
+    drawn = {"": figure}
+    if results["figure"] != "refine" and (warm_up := image_figures.warm_up(results)) is not None:
+        drawn["-warm-up"] = warm_up
+    if shares := views.get("shares"):
+        drawn["-partition"] = image_figures.partition(shares)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "-", results["experiment"])
+    return [path for end, figure in drawn.items() for path in _save(figure, results["title"], out, name + end)]
+
+
+def _save(figure: Figure, title: str, out: Path, name: str) -> list[Path]:
+    figure.suptitle(panels.plain(title), fontsize=12, wrap=True)
+    FigureCanvasAgg(figure)
     paths = [out / f"{name}.{suffix}" for suffix in ("png", "svg")]
     # Text stays text in the SVG; a fixed salt and no date make it the same file every time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fipa"}):
@@ -207,5 +217,7 @@ LAYOUTS: dict[str, Callable[[Results, Views, Styles], Figure]] = {
     "fit2d": _fit2d,
     "pde1d": _pde1d,
     "pde2d": _pde2d,
+    "refine": image_figures.refine,
+    "ablation": image_figures.ablation,
     "generic": _generic,
 }

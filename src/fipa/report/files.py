@@ -56,6 +56,7 @@ def load_results(run: Path) -> dict[str, Any]:
         for seed, record in seeds.items():
             _check_record(record, f"{path}: arm {arm!r}, seed {seed}")
     results["arms"] = with_rounds(arms)
+    _check_warmup(results, path)
     if not results["arms"]:
         raise FipaError(f"{path}: no arm has finished a round yet; there is nothing to report")
     return results
@@ -89,6 +90,7 @@ def load_views(run: Path) -> dict[str, Any]:
     regions = views.get("curves", {}).get("regions", [])
     if regions and not isinstance(regions[0], list):  # the edges between the clients, as older runs have them
         views["curves"]["regions"] = [list(pair) for pair in pairwise(regions)]
+    _check_shares(views, path)
     return views
 
 
@@ -104,10 +106,47 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
+def _check_warmup(results: dict[str, Any], path: Path) -> None:
+    """A warm-up that has not finished a round is as good as none."""
+    warmup = results.pop("warmup", None)
+    if warmup is None:
+        return
+    if not isinstance(warmup, dict) or not isinstance(warmup.get("seeds"), dict):
+        raise FipaError(f"{path}: 'warmup' needs an object of seeds")
+    for seed, record in warmup["seeds"].items():
+        _check_record(record, f"{path}: warm-up, seed {seed}")
+    seeds = with_rounds({"": warmup["seeds"]}).get("")
+    if seeds:
+        results["warmup"] = {"name": "warm-up", **warmup, "seeds": seeds}
+
+
+def _check_shares(views: dict[str, Any], path: Path) -> None:
+    """Counts of clients by classes, and a name for every class; without a client or a class the view is left out."""
+    if "shares" not in views:
+        return
+    shares = views["shares"]
+    if "counts" not in shares:
+        raise FipaError(f"{path}: shares lacks counts")
+    try:
+        counts = np.asarray(shares["counts"], dtype=float)
+    except ValueError:
+        raise FipaError(f"{path}: counts of shares are not a table of numbers") from None
+    classes = shares.get("classes") or [str(k) for k in range(counts.shape[-1])]
+    if counts.size and (counts.ndim != 2 or counts.shape[1] != len(classes)):
+        raise FipaError(f"{path}: counts of shares must be clients x {len(classes)} classes, not {counts.shape}")
+    if counts.size:
+        views["shares"] = {"counts": np.nan_to_num(counts).astype(int).tolist(), "classes": [str(c) for c in classes]}
+    else:
+        del views["shares"]
+
+
 def _check_record(record: Any, where: str) -> None:
     if not isinstance(record, dict) or not isinstance(record.get("metric"), list):
         raise FipaError(f"{where}: 'metric' is missing or not a list")
     rounds = len(record["metric"])
+    after = record.get("after") or 0
+    if not isinstance(after, int) or after < 0:
+        raise FipaError(f"{where}: 'after' must be a number of rounds, not {after!r}")
     for key in ("metric", *PER_ROUND):
         values = record.get(key) or []
         if not isinstance(values, list):

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from fipa.report import statistics
-from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
+from fipa.report.data import MIB, Record, Results, after, cumulative, metric_table, series_band
 from fipa.report.payload import (
     CLIENTS,
     NUMBERED,
@@ -30,6 +30,7 @@ from fipa.report.style import BRIGHT, GREY, Style
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 X_LABELS = {"rounds": "communication round", "seconds": "seconds", "mib": "uplink MiB"}
+SINCE = " since the start of refinement"
 
 
 def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str) -> None:
@@ -40,6 +41,8 @@ def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str
         if places is None:
             continue
         band = statistics.band(values)
+        seen = ~np.isnan(band.median)  # a line goes on over rounds in which nothing was measured
+        places, band = places[seen], statistics.Band(band.median[seen], band.low[seen], band.high[seen])
         median = _drawable(band.median)
         marks = "." if np.isfinite(median).sum() < 3 else ""  # a line of one point is invisible
         reference = arm == results["reference"]  # others may lie right on it: dashed, and on top
@@ -58,7 +61,8 @@ def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str
             inside = np.isfinite(band.low) & np.isfinite(band.high)
             axes.fill_between(places, band.low, band.high, where=inside, color=style.colour, alpha=0.18, linewidth=0)
     axes.set_yscale(results["metric"]["scale"])
-    axes.set_xlabel(X_LABELS[x])
+    warm = x != "rounds" and any(after(results, arm) for arm in styles)
+    axes.set_xlabel(X_LABELS[x] + (SINCE if warm else ""))
     axes.set_ylabel(plain(results["metric"]["name"]))
     if x == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -76,7 +80,8 @@ def reference_slope(axes: Axes, results: Results) -> None:
     rounds = np.arange(line.first, line.last + 1)
     factor = math.exp(line.slope)
     label = f"slope of {plain(reference)}: factor {factor:.3g} per round"
-    axes.plot(rounds, np.exp(line.intercept + line.slope * rounds), "k--", linewidth=1.3, label=label)
+    fitted = np.exp(line.intercept + line.slope * rounds)
+    axes.plot(rounds + after(results, reference), fitted, "k--", linewidth=1.3, label=label)
 
 
 def gap_curves(axes: Axes, results: Results, styles: dict[str, Style]) -> None:
@@ -109,7 +114,8 @@ def client_lines(axes: Axes, records: dict[str, Record], key: str, label: str) -
             name = f"client {client}" if len(records) == 1 else f"{plain(arm)}, client {client}"
             line = np.array([math.nan if v is None else v for v in values])
             colour = BRIGHT[index % len(BRIGHT)]
-            axes.plot(np.arange(1, len(line) + 1), line, color=colour, linestyle=dash, marker=".", label=name)
+            rounds = np.arange(1, len(line) + 1) + int(record.get("after") or 0)
+            axes.plot(rounds, line, color=colour, linestyle=dash, marker=".", label=name)
     axes.set_xlabel("communication round")
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -222,7 +228,7 @@ def _image(axes: Axes, view: dict[str, Any], values: statistics.Array, title: st
 
 def _x_values(results: Results, arm: str, x: str, length: int) -> statistics.Array | None:
     if x == "rounds":
-        return np.arange(length, dtype=float)
+        return np.arange(length, dtype=float) + after(results, arm)
     totals = cumulative(results, arm, "seconds" if x == "seconds" else "uplink_bytes")
     return totals if totals is None or x == "seconds" else totals / MIB
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fipa.report import statistics
-from fipa.report.data import MIB, Record, Results, cumulative, metric_table, series_band
+from fipa.report.data import MIB, Record, Results, after, cumulative, metric_table, series_band
 from fipa.report.statistics import Band
 from fipa.report.style import Style
 
@@ -43,8 +43,7 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
     """
     seeds = results["arms"][arm]
     values = metric_table(results, arm)
-    rounds = values.shape[1] - 1
-    seen = thin(rounds + 1, POINTS)
+    seen, begin = _places(values), after(results, arm)
     later = seen[1:] - 1  # places of rounds 1, 2, ... in the per-round series
     series = {key: series_band(results, arm, key) for key in SERIES}
     uplink = cumulative(results, arm, "uplink_bytes")
@@ -53,7 +52,8 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
         "name": label,
         "colour": style.colour,
         "dash": style.dash,
-        "rounds": seen.tolist(),
+        "rounds": (seen + begin).tolist(),
+        "after": begin or None,
         "seconds": _optional(cumulative(results, arm, "seconds"), seen),
         "mib": _optional(None if uplink is None else uplink / MIB, seen),
         "metric": _band(statistics.band(values), seen),
@@ -91,6 +91,15 @@ def thin(length: int, limit: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     ([0, 1, 2, 3, 4], [0, 4, 8])
     """
     return np.unique(np.linspace(0, length - 1, min(length, limit)).round().astype(np.int64))
+
+
+def _places(values: statistics.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The columns of a table that are drawn: of a long one, half for those in which something was measured."""
+    columns = values.shape[1]
+    known = np.flatnonzero(~np.isnan(values).all(axis=0))
+    if columns <= POINTS or len(known) == columns or not len(known):
+        return thin(columns, POINTS)
+    return np.union1d(thin(columns, POINTS // 2), known[thin(len(known), POINTS // 2)])
 
 
 def numbers(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
@@ -264,7 +273,7 @@ def _schedule(record: Record) -> Json:
     total = max(map(len, moving.values()))
     shown = {key: dict(list(lines.items())[:CLIENTS]) for key, lines in moving.items()}
     lines = {key: {c: numbers(_pick(v, seen)) for c, v in clients.items()} for key, clients in shown.items()}
-    return {"rounds": (seen + 1).tolist(), "clients": total, "lines": lines}
+    return {"rounds": _rounds(record, seen), "clients": total, "lines": lines}
 
 
 def _steering(record: Record, seen: np.ndarray[Any, np.dtype[np.int64]]) -> Json:
@@ -273,7 +282,12 @@ def _steering(record: Record, seen: np.ndarray[Any, np.dtype[np.int64]]) -> Json
     if not keys and all(accepted):
         return {}
     lines = {key: numbers(_pick(record[key], seen)) for key in keys}
-    return {"rounds": (seen + 1).tolist(), "lines": lines, "accepted": _pick(accepted, seen) if accepted else []}
+    return {"rounds": _rounds(record, seen), "lines": lines, "accepted": _pick(accepted, seen) if accepted else []}
+
+
+def _rounds(record: Record, seen: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
+    """The numbers of the rounds at these places, counted on from the warm-up."""
+    return (seen + 1 + int(record.get("after") or 0)).tolist()
 
 
 def _pick(values: Sequence[Any], seen: np.ndarray[Any, np.dtype[np.int64]]) -> list[Any]:

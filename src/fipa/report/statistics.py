@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class Paired:
         Over the `finite` pairs: geometric mean of the ratios, or mean of the differences, and their range.
     wins
         Seeds, of all `seeds` common ones, in which the arm is strictly better; one that diverged is never better.
+    error
+        Standard error of a mean of differences; NaN for ratios and for fewer than two pairs.
     """
 
     value: float
@@ -42,6 +44,7 @@ class Paired:
     wins: int
     finite: int
     seeds: int
+    error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,26 @@ def table(
         values[index, : len(row)] = [missing if v is None or math.isnan(v) else v for v in row]
         if stopped is not None and stopped[index]:
             values[index, len(row) :] = missing
+    return values
+
+
+def measured(rows: Sequence[Sequence[float | None]], stopped: Sequence[bool], bad: float) -> Array:
+    """A table of a metric that need not have been measured in every round: None is a gap, and becomes NaN.
+
+    A stopped row, which diverged, is `bad` after its last number, but not in rounds that are a gap of all other rows.
+
+    >>> measured([[1.0, None, 3.0, None, 5.0], [2.0, None, None]], [False, True], math.inf).tolist()
+    [[1.0, nan, 3.0, nan, 5.0], [2.0, nan, inf, nan, inf]]
+    """
+    values = table(rows)
+    for row, gone in zip(values, stopped, strict=True):
+        if gone:
+            row[1 + max(np.flatnonzero(~np.isnan(row)), default=0) :] = bad
+    going = [k for k, gone in enumerate(stopped) if not gone]
+    reached = max((len(rows[k]) for k in going), default=0)
+    gaps = np.isnan(values[going]).all(axis=0)
+    gaps[reached:] = False
+    values[:, gaps] = np.nan
     return values
 
 
@@ -114,7 +137,10 @@ def paired_ratio(arm: Array, control: Array, goal: str) -> Paired:
 def paired_difference(arm: Array, control: Array, goal: str) -> Paired:
     """Arm minus control, whatever the goal."""
     usable = np.isfinite(arm) & np.isfinite(control)
-    return _paired(arm[usable] - control[usable], _wins(arm, control, goal), len(arm), back=np.asarray)
+    differences = arm[usable] - control[usable]
+    paired = _paired(differences, _wins(arm, control, goal), len(arm), back=np.asarray)
+    count = len(differences)
+    return replace(paired, error=float(differences.std(ddof=1)) / math.sqrt(count)) if count > 1 else paired
 
 
 def geometric_slope(metric: Sequence[float]) -> Line | None:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 
 from fipa.report.data import MIB, ArmSummary, Results, best_arm
+from fipa.report.scores import Spread
 from fipa.report.statistics import Paired
 
 TIE = 0.01  # relative difference of two final metrics that are as good as equal
+POINTS = 0.1  # the same for percentages, where it is absolute
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -26,6 +28,37 @@ def number(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):g}"
 
 
+def percent(results: Results) -> bool:
+    """True for a metric in per cent on a linear scale, such as "test accuracy, %": it is told in points."""
+    return results["metric"]["scale"] == "linear" and "%" in results["metric"]["name"]
+
+
+def value(results: Results, number_: float) -> str:
+    """A value of the metric: two decimals for percentages, else a few significant digits."""
+    return f"{number_:.2f}" if percent(results) and math.isfinite(number_) else number(number_)
+
+
+def mean_and_deviation(results: Results, spread_: Spread) -> str:
+    """As in "57.31 ± 0.42"; without the deviation for a single seed."""
+    deviation = "" if math.isnan(spread_.std) else f" ± {value(results, spread_.std)}"
+    return value(results, spread_.mean) + deviation
+
+
+def means_against_control(results: Results, summary: ArmSummary) -> str:
+    """The means over rounds against the control's as a table cell: mean ± standard error [range]."""
+    paired = None if summary.scores is None else summary.scores.against_control
+    if paired is None:
+        return "-"
+    wins = f"better in {paired.wins}/{paired.seeds}"
+    if not paired.finite:
+        return wins
+    text = _signed(results, paired.value)
+    if paired.finite > 1:
+        text += f" ± {value(results, paired.error)}"
+        text = spread(text, _signed(results, paired.low), _signed(results, paired.high))
+    return f"{text}, {wins}{_excluded(paired)}"
+
+
 def mebibytes(size: float) -> str:
     """Bytes in MiB."""
     return number(size / MIB)
@@ -37,22 +70,20 @@ def spread(middle: str, low: str, high: str) -> str:
 
 
 def against_control(summary: ArmSummary) -> str:
-    """The paired comparison of an arm as a table cell; a dash if there is none."""
-    ratio, difference = summary.ratio_to_control, summary.difference_to_control
-    paired = ratio or difference
+    """The ratio of an arm to the control as a table cell; a dash if there is none."""
+    paired = summary.ratio_to_control
     if paired is None:
         return "-"
     wins = f"better in {paired.wins}/{paired.seeds}"
     if not paired.finite:
         return wins
-    value, low, high = number(paired.value), number(paired.low), number(paired.high)
-    text = f"{value} times [{low}, {high}]" if ratio else spread(_signed(paired.value), low, high)
+    text = f"{number(paired.value)} times [{number(paired.low)}, {number(paired.high)}]"
     return f"{text}, {wins}{_excluded(paired)}"
 
 
 def describe(results: Results, summaries: Sequence[ArmSummary]) -> str:
     """One paragraph: the best arm, how it compares with the control, and what went wrong."""
-    sentences = [*_winner(results, summaries), *_failures(results, summaries)]
+    sentences = [*_beginning(results, summaries), *_winner(results, summaries), *_failures(results, summaries)]
     counts = sorted({len(s.seeds) for s in summaries})
     if counts == [1]:
         sentences.append("There is one seed only, so the spread between seeds is unknown.")
@@ -62,53 +93,97 @@ def describe(results: Results, summaries: Sequence[ArmSummary]) -> str:
     return " ".join(sentences)
 
 
+def _beginning(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
+    """Where the arms start, if there was a warm-up."""
+    starts = sorted({s.after for s in summaries})
+    if starts == [0]:
+        return []
+    if len(starts) > 1:
+        return [f"The arms start from rounds {_list([str(k) for k in starts])} of a shared warm-up."]
+    records = [record for s in summaries for record in results["arms"][s.arm].values()]
+    levels = sorted({r["initial_metric"] for r in records if r.get("initial_metric") is not None})
+    ends = [_unit(results, level) for level in ([levels[0], levels[-1]] if len(levels) > 1 else levels)]
+    level = f", at {' to '.join(ends)}" if levels else ""
+    return [f"All arms start from the model after {starts[0]} rounds of a shared warm-up{level}."]
+
+
 def _winner(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
     metric, best = results["metric"], best_arm(results, summaries)
     if best is None:
         return ["Every arm diverged."]
     word = "lowest" if metric["goal"] == "min" else "highest"
-    sentences = [f"{best.arm} ends with the {word} median {metric['name']}: {_final(best)} after {best.rounds} rounds."]
+    rounds = f"{best.rounds} {'round' if best.rounds == 1 and not _logarithmic(results) else 'rounds'}"
+    rounds += " of refinement" if best.after else ""
+    name = metric["name"].removesuffix(", %") if percent(results) else metric["name"]
+    sentences = [f"{best.arm} ends with the {word} median {name}: {_final(results, best)} after {rounds}."]
     others = [s for s in summaries if s is not best and s.arm != results["reference"] and math.isfinite(s.final_median)]
-    near = [s.arm for s in others if abs(s.final_median - best.final_median) <= TIE * abs(best.final_median)]
+    tie, words = (POINTS, f"{POINTS} points") if percent(results) else (TIE * abs(best.final_median), f"{TIE:.0%}")
+    near = [s.arm for s in others if abs(s.final_median - best.final_median) <= tie]
     if near:
-        sentences.append(f"Within {TIE:.0%} of it: {_list(near)}.")
+        sentences.append(f"Within {words} of it: {_list(near)}.")
     control = next((s for s in summaries if s.arm == results["control"]), None)
     if control is None:
         sentences.append("No control arm was run.")
     elif best is control:
         sentences += ["It is the control: no other arm ends better."] if len(summaries) > 1 else []
     else:
-        sentences.append(_comparison(best, control))
+        sentences.append(_comparison(results, best, control))
         times = best.uplink_bytes / control.uplink_bytes if control.uplink_bytes > 0 else math.nan
         if not math.isnan(times) and abs(times - 1) > 0.01:
             sentences.append(f"It sent {number(times)} times as many bytes up as the control.")
     reference = next((s for s in summaries if s.arm == results["reference"] and s is not best), None)
     if reference is not None:
-        sentences.append(f"The reference {reference.arm}, which is not compared, ends at {_final(reference)}.")
+        sentences.append(f"The reference {reference.arm}, which is not compared, ends at {_final(results, reference)}.")
     return sentences
 
 
-def _final(summary: ArmSummary) -> str:
-    middle = number(summary.final_median)
-    return middle if len(summary.seeds) == 1 else spread(middle, number(summary.final_min), number(summary.final_max))
+def _final(results: Results, summary: ArmSummary) -> str:
+    middle = _unit(results, summary.final_median)
+    if len(summary.seeds) == 1:
+        return middle
+    return spread(middle, value(results, summary.final_min), value(results, summary.final_max))
 
 
-def _comparison(best: ArmSummary, control: ArmSummary) -> str:
+def _comparison(results: Results, best: ArmSummary, control: ArmSummary) -> str:
     paired = best.ratio_to_control or best.difference_to_control
     if paired is None:
         return f"It has no seed in common with the control {control.arm}."
     wins = f"it is better in {paired.wins} of {paired.seeds} common {_seeds(paired.seeds)}"
     if not paired.finite:
         return f"Against the control {control.arm} {wins}."
-    span = f", range {number(paired.low)} to {number(paired.high)}" if paired.finite > 1 else ""
     if best.ratio_to_control:
+        span = f", range {number(paired.low)} to {number(paired.high)}" if paired.finite > 1 else ""
         mean = f"geometric mean{span}" if paired.finite > 1 else "ratio"
         times = number(paired.value)
         gain = f"{best.arm} is {times} times better than the control {control.arm} ({mean}{_excluded(paired)})"
-    else:
-        mean = f"mean{span}" if paired.finite > 1 else "difference"
-        gain = f"The difference to the control {control.arm} is {_signed(paired.value)} ({mean}{_excluded(paired)})"
-    return f"{gain}; {wins}."
+        return f"{gain}; {wins}."
+    text = f"That is {_apart(results, paired)} the control {control.arm}; {wins}."
+    means = None if best.scores is None else best.scores.against_control
+    if means is not None and means.finite and best.rounds > 1:
+        text += f" In the mean of its rounds it is {_apart(results, means)} the control."
+    return text
+
+
+def _apart(results: Results, paired: Paired) -> str:
+    """A difference in words, as in "1.20 points (mean over 3 seeds, 0.90 to 1.50) above"."""
+    size = value(results, abs(paired.value)) + (" points" if percent(results) else "")
+    side = "above" if paired.value >= 0 else "below"
+    if paired.finite < 2:
+        return f"{size}{_note(_excluded(paired))} {side}"
+    span = f"{_signed(results, paired.low)} to {_signed(results, paired.high)}"
+    return f"{size} (mean, range {span}, standard error {value(results, paired.error)}{_excluded(paired)}) {side}"
+
+
+def _note(text: str) -> str:
+    return f" ({text.removeprefix('; ')})" if text else ""
+
+
+def _unit(results: Results, number_: float) -> str:
+    return value(results, number_) + (" %" if percent(results) and math.isfinite(number_) else "")
+
+
+def _logarithmic(results: Results) -> bool:
+    return bool(results["metric"]["scale"] == "log")
 
 
 def _failures(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
@@ -139,8 +214,8 @@ def _excluded(paired: Paired) -> str:
     return "" if paired.finite == paired.seeds else f"; over the {paired.finite} finite pairs of {paired.seeds}"
 
 
-def _signed(value: float) -> str:
-    return number(value) if value < 0 else f"+{number(value)}"
+def _signed(results: Results, number_: float) -> str:
+    return value(results, number_) if number_ < 0 else f"+{value(results, number_)}"
 
 
 def _seeds(count: int) -> str:
