@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +25,9 @@ try:
     from fipa.progress import Log, Progress, TensorBoard, Watchers
     from fipa.report.data import summary
     from fipa.report.figures import write_figures
+    from fipa.report.markup import rounds_done, score_names
     from fipa.report.page import write_page
+    from fipa.report.words import mean_and_deviation
     from fipa.runner import Run, Watcher, fresh_directory, remove
 except ImportError as error:
     sys.exit(f"the command line needs {error.name}: pip install 'fipa[cli]'")
@@ -113,11 +117,16 @@ def run(
     overrides: Overrides = None,
     directory: Out = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in DIR.")] = False,
+    root: Root = None,
+    warmup: Annotated[
+        Path | None, typer.Option("--warmup", metavar="DIR", help="Take the warm-up from the run in DIR.")
+    ] = None,
     tensorboard: Board = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run every arm on every seed; write results.json, figures and report.html."""
+    _look_for_data_in(root)
     label, experiment = _experiment(name, overrides, arm, seeds, rounds, workers)
     directory = directory or fresh_directory(Path("runs"), label)
     job = Run.new(directory, label, shlex.join(["fipa", *sys.argv[1:]]), experiment)
@@ -128,17 +137,21 @@ def run(
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
     job.start()
+    if warmup is not None:
+        job.adopt(warmup)
     _execute(job, tensorboard, as_json, quiet)
 
 
 @app.command()
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    root: Root = None,
     tensorboard: Board = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, as if it had not been."""
+    _look_for_data_in(root)
     _execute(Run.open(directory), tensorboard, as_json, quiet)
 
 
@@ -193,6 +206,12 @@ def get_set(
         raise typer.Exit(Exit.INTERRUPTED) from None
     if not quiet:
         out.print(f"{name} is in [bold]{escape(str(folder))}[/]", soft_wrap=True)
+
+
+def _look_for_data_in(root: Path | None) -> None:
+    """Also for worker processes, which inherit the environment."""
+    if root is not None:
+        os.environ["FIPA_DATA"] = str(root.resolve())
 
 
 def _experiment(
@@ -266,19 +285,28 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
 def _summary(results: dict[str, Any]) -> dict[str, Any]:
     return {
         s.arm: {"median": s.final_median, "min": s.final_min, "max": s.final_max, "status": s.status}
+        | ({} if s.scores is None else {"after": s.after, "rounds": s.rounds, "over_rounds": asdict(s.scores)})
         for s in summary(results)
     }
 
 
 def _print_table(results: dict[str, Any]) -> None:
-    table = Table(
-        "arm", "rounds", f"{results['metric']['name']}, last round", "seconds", "MiB up", box=None, pad_edge=False
-    )
+    metric = results["metric"]
+    linear = metric["scale"] == "linear"
+    heads = score_names(metric["goal"]) if linear else [f"{metric['name']}, last round"]
+    table = Table("arm", "rounds", *heads, "seconds", "MiB up", box=None, pad_edge=False)
     for s in summary(results):
-        metric = f"{s.final_median:.2e}"
-        if len(s.seeds) > 1:
-            metric += f" [{s.final_min:.1e}, {s.final_max:.1e}]"
-        table.add_row(escape(s.arm), str(s.rounds), metric, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
+        if s.scores is not None:
+            levels = (s.scores.best, s.scores.mean, s.scores.tail, s.scores.last)
+            cells = [mean_and_deviation(results, level) for level in levels]
+        else:
+            cells = [f"{s.final_median:.2e}"]
+            if len(s.seeds) > 1:
+                cells[0] += f" [{s.final_min:.1e}, {s.final_max:.1e}]"
+        table.add_row(escape(s.arm), rounds_done(s), *cells, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
+    if linear:
+        spread = ", mean ± standard deviation over seeds" if any(len(s) > 1 for s in results["arms"].values()) else ""
+        out.print(f"{escape(metric['name'])} over the rounds of each arm{spread}")
     out.print(table)
 
 

@@ -28,9 +28,9 @@ class Watchers(ExitStack):
             if isinstance(watcher, AbstractContextManager):
                 self.enter_context(watcher)
 
-    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+    def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
         for watcher in self._watchers:
-            watcher.begin(arm, seed, done, total)
+            watcher.begin(arm, seed, done, total, after)
 
     def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
         for watcher in self._watchers:
@@ -45,7 +45,8 @@ class Progress:
     """One bar per arm: round, metric and the time left, over all of the arm's seeds."""
 
     def __init__(self, console: Console, experiment: Experiment) -> None:
-        width = max(len(arm.name) for arm in experiment.arms)
+        first = [experiment.warmup] if experiment.warmup is not None else []
+        width = max(len(arm.name) for arm in (*first, *experiment.arms))
         self._seeds = len(experiment.seeds)
         self._tasks: dict[str, TaskID] = {}
         self._clock: dict[str, tuple[float, int]] = {}
@@ -63,12 +64,13 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+    def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
         if arm not in self._tasks:
-            self._tasks[arm] = self._bars.add_task(arm, total=total * self._seeds, round="", metric="", left="")
+            rounds = (total - after) * self._seeds
+            self._tasks[arm] = self._bars.add_task(arm, total=rounds, round="", metric="", left="")
             self._clock[arm] = (time.monotonic(), 0)
         self._total, self._done = total, done
-        self._bars.advance(self._tasks[arm], done)
+        self._bars.advance(self._tasks[arm], done - after)
 
     def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
         start, count = self._clock[arm]
@@ -81,7 +83,7 @@ class Progress:
             self._tasks[arm],
             advance=1,
             round=f"{record['round']}/{self._total}",
-            metric=f"{record['metric']:.2e}",
+            metric=task.fields["metric"] if record["metric"] is None else _short(record["metric"]),
             left=f"{int(left) // 60}:{int(left) % 60:02d} left",
         )
 
@@ -97,9 +99,9 @@ class Log:
         self._console = console
         self._last: dict[str, Any] = {}
 
-    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+    def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
         self._last = {}
-        if done:
+        if done > after:
             text = f"{arm}, seed {seed}: goes on after round {done} of {total}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -109,8 +111,13 @@ class Log:
     def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
         text = f"{arm}, seed {seed}: {status}"
         if self._last:
-            text += f" at round {self._last['round']}, metric {self._last['metric']:.3e}"
+            text += f" at round {self._last['round']}, metric {_short(self._last['metric'])}"
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _short(metric: float) -> str:
+    """Errors by their power of ten, percentages as they are read."""
+    return f"{metric:.2f}" if 1 <= metric < 1000 else f"{metric:.3e}"
 
 
 class TensorBoard:
@@ -132,7 +139,7 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def begin(self, arm: str, seed: int, done: int, total: int) -> None:  # noqa: D102
+    def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
         self._writer = self._make(str(self._directory / f"{arm}, seed {seed}"), purge_step=done + 1)
 
     def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102

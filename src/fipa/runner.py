@@ -26,9 +26,11 @@ from fipa.config.load import validate
 from fipa.config.schema import Experiment, dump, resolved
 from fipa.errors import Diverged, FipaError
 from fipa.federation.engine import Arm, Federation, State
-from fipa.federation.executor import Executor
+from fipa.federation.executor import Executor, Scope
+from fipa.federation.parameters import save_theta
 from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
 from fipa.federation.storage import RunFolder, write_json
+from fipa.layout import parameters_of
 
 FORMAT = "fipa-results-1"
 _SERIES = (
@@ -40,8 +42,8 @@ _SERIES = (
 class Watcher(Protocol):
     """Is told how a run goes on."""
 
-    def begin(self, arm: str, seed: int, done: int, total: int) -> None:
-        """An arm starts on a seed, or goes on after `done` rounds."""
+    def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:
+        """An arm starts on a seed, or goes on after `done` rounds of `total`; `after` of them are its warm-up's."""
 
     def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:
         """A round is over and safe on disk."""
@@ -64,8 +66,9 @@ class Run:
         """A run that is yet to start; a problem that cannot be built is found here, before anything is written."""
         problem = experiment.factory()(experiment.seeds[0])
         counts = [client.num_examples for client in problem.clients]
-        for arm in experiment.arms:
+        for arm in (*experiment.arms, *([experiment.warmup] if experiment.warmup is not None else [])):
             arm.participation.select(counts[:1] if arm.centralised else counts, 0, 1)
+            parameters_of(problem.model, arm.params)
         return cls(directory, name, command, resolved(experiment, problem.least_squares))
 
     def start(self) -> None:
@@ -103,16 +106,48 @@ class Run:
 
     def folder(self, arm: str, seed: int) -> RunFolder:
         """Where an arm's rounds on a seed are kept."""
+        warmup = self.experiment.warmup
+        if warmup is not None and arm == warmup.name:
+            return RunFolder(self.directory / "warmup" / f"seed-{seed}")
         place = [a.name for a in self.experiment.arms].index(arm)
         slug = re.sub(r"[^a-z0-9]+", "-", arm.lower()).strip("-")
         path = self.directory / "arms" / f"{place:02d}-{slug}" / f"seed-{seed}"
-        return RunFolder(path, keep_thetas=self.experiment.reference is not None)
+        start = self.experiment.arms[place].start
+        after = start if start is not None else warmup.rounds if warmup is not None else 0
+        return RunFolder(path, self.experiment.reference is not None, after)
+
+    def adopt(self, other: Path) -> None:
+        """Take the warm-up from another run of the same problem, instead of running it again."""
+        theirs, warmup = Run.open(other), self.experiment.warmup
+        ours, wanted = self.experiment, dump(self.experiment)
+        if warmup is None:
+            raise FipaError(f"{self.name} has no warm-up that could be taken from {other}")
+        offered = dump(theirs.experiment)
+        for key in ("problem", "warmup"):
+            if wanted[key] != offered.get(key):
+                raise FipaError(f"{other} has another [{key}] than this run: its warm-up would not be the same")
+        if (ours.engine.threads, ours.engine.group) != (
+            theirs.experiment.engine.threads,
+            theirs.experiment.engine.group,
+        ):
+            raise FipaError(f"{other} has other engine settings than this run: its warm-up would not be the same")
+        for seed in ours.seeds:
+            source, target = (run.folder(warmup.name, seed) for run in (theirs, self))
+            missing = [k for k in self._starts() if not source.start(k).is_file()]
+            if missing:
+                raise FipaError(f"{source.path} has no parameters after round {missing[0]}: run it to its end first")
+            shutil.copytree(source.path, target.path)
+
+    def _starts(self) -> set[int]:
+        """The rounds of the warm-up that arms start from."""
+        arms = self.experiment.build(True) if self.experiment.warmup is not None else []
+        return {arm.after for arm in arms if arm.after}
 
     def execute(self, watcher: Watcher) -> dict[str, Any]:
         """Run what is left to run; write and return the results."""
         engine = self.experiment.engine
         with self._lock(), Executor(self.experiment.factory(), engine.workers, engine.threads) as executor:
-            problem = executor.site(self.experiment.seeds[0], False).problem
+            problem = executor.site(Scope(self.experiment.seeds[0])).problem
             try:
                 for arm, seed in self._pairs(problem):
                     self._execute(arm, seed, executor, watcher)
@@ -132,27 +167,39 @@ class Run:
             yield
 
     def _pairs(self, problem: Problem) -> Iterator[tuple[Arm, int]]:
-        for arm in self.experiment.build(problem.least_squares):
-            for seed in self.experiment.seeds:
-                yield arm, seed
+        arms, seeds = self.experiment.build(problem.least_squares), self.experiment.seeds
+        warmup = self.experiment.build_warmup(problem.least_squares)
+        if warmup is None:
+            yield from ((arm, seed) for arm in arms for seed in seeds)
+            return
+        for seed in seeds:
+            yield warmup, seed
+            folder = self.folder(warmup.name, seed)
+            for arm in arms:
+                yield replace(arm, start=str(folder.start(arm.after)) if arm.after else None), seed
 
     def _execute(self, arm: Arm, seed: int, executor: Executor, watcher: Watcher) -> None:
         folder = self.folder(arm.name, seed)
         federation = Federation(arm, seed, executor)
+        warmup = self.experiment.warmup
+        starts = self._starts() if warmup is not None and arm.name == warmup.name else set()
         start, status = federation.start(), "running"
         saved = folder.load(repair=True)
         if saved is not None:
             start, _, status = saved
-        watcher.begin(arm.name, seed, start.round_number, arm.rounds)
+        watcher.begin(arm.name, seed, start.round_number, arm.last, arm.after)
         last, initial = start, federation.site.problem.evaluate(federation.site.initial)
         try:
             for state, record in federation.rounds(start) if status == "running" else ():
                 k = state.round_number
                 if record["metric"] is not None and not math.isfinite(record["metric"]):
                     raise Diverged(f"round {k}: the {federation.site.problem.name} is {record['metric']}")
-                if k < arm.rounds and not _worth_a_spectrum(k):
+                if k < arm.last and not _worth_a_spectrum(k - arm.after):
                     record["spectra"] = {}
-                status = "finished" if k == arm.rounds else "running"
+                status = "finished" if k == arm.last else "running"
+                if k in starts:
+                    folder.path.mkdir(parents=True, exist_ok=True)
+                    save_theta(folder.start(k), state.theta)
                 folder.save(state, record | {"initial_metric": initial}, status)
                 watcher.round(arm.name, seed, record)
                 last = state
@@ -160,6 +207,8 @@ class Run:
             status = "diverged"
             folder.save(replace(last, round_number=last.round_number + 1), _divergence(last, initial, error), status)
         watcher.end(arm.name, seed, status)
+        if starts and status == "diverged":
+            raise FipaError(f"the warm-up diverged on seed {seed}, see {folder.history}: choose a smaller lr for it")
 
     def write_summary(self, results: dict[str, Any]) -> None:
         """A line per arm and seed in summary.csv: small enough to keep with a paper."""
@@ -196,6 +245,15 @@ class Run:
                 saved = self.folder(arm.name, seed).load()
                 if saved is not None:
                     arms[arm.name][str(seed)] = self._curves(arm.name, seed, *saved)
+        results = self._header(problem) | {"arms": arms}
+        warmup = self.experiment.warmup
+        if warmup is not None:
+            loaded = {seed: self.folder(warmup.name, seed).load() for seed in self.experiment.seeds}
+            seeds = {str(seed): self._curves(warmup.name, seed, *saved) for seed, saved in loaded.items() if saved}
+            results["warmup"] = {"name": warmup.name, "rounds": warmup.rounds, "seeds": seeds}
+        return results
+
+    def _header(self, problem: Problem) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "fipa": __version__,
@@ -216,16 +274,16 @@ class Run:
             },
             "config": dump(self.experiment),
             "config_toml": tomli_w.dumps(dump(self.experiment), multiline_strings=True),
-            "arms": arms,
         }
 
     def _curves(self, arm: str, seed: int, state: State, records: list[dict[str, Any]], status: str) -> dict[str, Any]:
         curves: dict[str, Any] = {"status": status, "initial_metric": records[0]["initial_metric"]}
+        curves["after"] = records[0]["round"] - 1
         curves |= {key: [record.get(key) for record in records] for key in _SERIES}  # runs of 0.2 lack the memory
         curves["events"] = [event for record in records for event in record["events"]]
         curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
-        reference = self.experiment.reference
-        if reference is not None and arm != reference:
+        reference, names = self.experiment.reference, [a.name for a in self.experiment.arms]
+        if reference is not None and arm != reference and arm in names:
             curves["gap"] = self._gap(arm, reference, seed, state.theta)
         return curves
 
@@ -242,7 +300,7 @@ class Run:
     def _write_views(self, executor: Executor) -> None:
         """Pictures of the final models on the first seed."""
         seed = self.experiment.seeds[0]
-        problem = executor.site(seed, False).problem
+        problem = executor.site(Scope(seed)).problem
         picture = problem.picture
         if picture is None:
             return
@@ -293,7 +351,7 @@ def remove(directory: Path) -> None:
         ours = False
     if not ours:
         raise FipaError(f"{directory / 'run.json'} is not a run of ours: choose another --out")
-    for name in ("arms", "figures", "tensorboard"):
+    for name in ("arms", "figures", "tensorboard", "warmup"):
         shutil.rmtree(directory / name, ignore_errors=True)
     for name in ("run.json", "results.json", "views.json", "summary.csv", "report.html", ".lock"):
         (directory / name).unlink(missing_ok=True)

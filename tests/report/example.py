@@ -233,7 +233,7 @@ def images(seeds: int = 3, rounds: int = 15) -> dict[str, Any]:
         arm: {str(s): refined(start, s, end + 0.5 * s, rounds=rounds, loss=[1.0] * rounds) for s in range(seeds)}
         for arm, end in ends.items()
     }
-    broken = refined(start, seeds - 1, 30.0, rounds=3, status="diverged")
+    broken = refined(start, seeds - 1, 30.0, rounds=3, status="diverged", loss=[1.0, 2.0, None])
     broken["metric"] = [*broken["metric"][:2], None]
     arms["FedFisher"][str(seeds - 1)] = broken
     changes = {"metric": dict(ACCURACY), "figure": "refine", "experiment": "cifar10", "warmup": start}
@@ -258,4 +258,10 @@ def shares(clients: int = 10, classes: int = 10, seed: int = 0) -> dict[str, Any
     """Classes shared out by a Dirichlet distribution."""
     rng = np.random.default_rng(seed)
     parts = rng.dirichlet([0.1] * clients, size=classes) * (50_000 // classes)
-    return {"shares": {"counts": parts.T.astype(int).tolist(), "classes": [f"class {k}" for k in range(classes)], "arms": {}}}
+    return {
+        "shares": {
+            "counts": parts.T.astype(int).tolist(),
+            "classes": [f"class {k}" for k in range(classes)],
+            "arms": {},
+        }
+    }

@@ -17,6 +17,8 @@ EXPECTED = {
     "fit2d": {"seconds", "target", "error of FedAvg", "error of FIPA adaptive"},
     "pde1d": {"communication round", "seconds", "x", "u(x)", "target", "pointwise error", "client 1", "FIPA adaptive"},
     "pde2d": {"communication round", "seconds", "x", "y", "target", "client 1", "error of FIPA adaptive"},
+    "refine": {"communication round", "test MSE", "centralised GN", "FIPA as published"},
+    "ablation": {"rounds of the warm-up", "lowest of the arm's rounds", "at the start", "FIPA adaptive"},
     "generic": {"communication round", "seconds", "uplink MiB", "centralised GN"},
 }
 

@@ -300,6 +300,59 @@ def test_nulls_one_seed_and_nothing_optional(browser, tmp_path):
     assert "Diverged: B in 1 of 1 seed." in browser.texts("p.summary")[0]
 
 
+def test_a_run_in_two_stages(browser, tmp_path):
+    browser.open(page(tmp_path, example.images(), example.shares()))
+    assert browser.messages() == []
+    assert browser.texts("h2") == [
+        "Test accuracy, %",
+        "Warm-up",
+        "Round by round",
+        "The arms in numbers",
+        "Classes of the clients",
+        "How this was made",
+    ]
+    drawn = medians(browser)["FIPA"]
+    assert (drawn["x"][0], drawn["x"][-1], drawn["y"][0]) == (1000, 1015, 41.76)
+    assert [t["kind"] for t in browser.traces("warmup-0")] == ["seed"] * 3 + ["mean"]
+    assert browser.traces("warmup-0")[3]["x"] == list(range(0, 1001, 50))
+    assert browser.axis("warmup-0", "yaxis") == ("test accuracy, %", "linear")
+    for name, title in (("seconds", "seconds"), ("mib", "uplink MiB")):
+        browser.click(f"[data-axis={name}]")
+        assert browser.axis("metric", "xaxis")[0] == f"{title} since the start of refinement"
+        assert medians(browser)["FIPA"]["x"][0] == 0
+    assert browser.texts("[data-axis]") == ["rounds", "seconds", "uplink MiB"]
+    cells, totals = browser.traces("shares-0")
+    assert (cells["kind"], totals["kind"]) == ("shares", "totals")
+    assert totals["y"] == [sum(row) for row in example.shares()["shares"]["counts"]]
+    numbers = browser.run("return document.querySelector(\"[data-chart='shares-0']\").data[0].text")
+    assert numbers[0][0] == "125"
+    heads = browser.texts("thead th")
+    assert heads[:7] == ["arm", "rounds", "seeds", "max", "mean", "last 5", "last"]
+    browser.click("thead th:nth-child(5) button")  # worst first: one that diverged is the worst
+    assert browser.texts("tbody th") == ["FedFisher", "FedAvg", "FedProx", "FIPA, 200 eigenpairs", "FIPA"]
+    with browser.width(400):
+        browser.open(tmp_path / "page.html")
+        assert browser.run("return document.documentElement.scrollWidth") <= 400
+
+
+def test_an_ablation_of_100_clients_with_gaps(browser, tmp_path):
+    content = example.from_different_rounds()
+    for record in content["arms"]["FIPA (from 300)"].values():
+        record["metric"] = [v if k % 5 == 4 else None for k, v in enumerate(record["metric"])]
+    browser.open(page(tmp_path, content, example.shares(100, 200)))
+    browser.click("[data-axis=own]")
+    assert browser.axis("metric", "xaxis")[0] == "rounds since the start of refinement"
+    arm = {t["kind"]: t for t in browser.traces("metric") if t["name"] == "FIPA (from 300)"}
+    assert arm["band"]["x"] == [0, 5, 10, 15, 15, 10, 5, 0, None]  # one outline over the gaps
+    assert arm["median"]["y"][1:5] == [None] * 4
+    shapes = "return document.querySelector(\"[data-chart='warmup-0']\").layout.shapes.map(s => s.x0)"
+    assert browser.run(shapes) == [100, 300]
+    assert (
+        "Arms start from the model after rounds 100, 300 and 1000." in browser.texts("[data-block=warmup-0] .note")[0]
+    )
+    assert len(browser.traces("shares-0")[1]["y"]) == 100
+
+
 def test_many_events_are_counted(tmp_path):
     events = [{"round": r, "client": r % 9, "text": f"local steps {r} clamped to 200"} for r in range(1000)]
     content = example.results({"A": {"0": example.record([0.1], events=events)}})

@@ -60,7 +60,8 @@ def test_everything_diverged(tmp_path):
 def test_accuracies_are_compared_by_difference(tmp_path):
     metric = {"name": "accuracy", "goal": "max", "scale": "linear"}
     text = told(tmp_path, {"FedAvg": seeds(0.5), "FIPA": seeds(0.625)}, metric=metric)
-    assert "The difference to the control FedAvg is +0.125 (difference)" in text
+    assert text.startswith("FIPA ends at 0.625 after 1 rounds, the highest median accuracy.")
+    assert "It ends 0.125 above the control FedAvg; it is better in 1 of 1 common seed." in text
 
 
 def test_the_cell_of_the_table_says_how_many_pairs_were_finite(tmp_path):

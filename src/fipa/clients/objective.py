@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from fipa.clients.client import Client
-from fipa.clients.small_cnn import SmallCNN, View
 from fipa.curvature.data import cast
 from fipa.curvature.functional import model_caller
 from fipa.data.augment import Augment
 from fipa.errors import FipaError, SketchError
+from fipa.kernels.small_cnn import SmallCNN, View
 from fipa.layout import Layout
 
 Traces = dict[object, Callable[..., Tensor]]

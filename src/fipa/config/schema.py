@@ -23,7 +23,7 @@ from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Solver
-from fipa.data import Augment, BalancedDirichlet
+from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
 from fipa.federation.control import StepControl
 from fipa.federation.engine import GROUP, Arm
 from fipa.federation.participation import Faults, Participation
@@ -100,17 +100,8 @@ else:  # tables that are told apart by their name
 
 # plain classes that are tables, too
 SETTINGS = (
-    AdaptiveRank,
-    AdaptiveSteps,
-    StepControl,
-    Participation,
-    Faults,
-    Points,
-    Region,
-    Augment,
-    BalancedDirichlet,
-    CNN,
-    Residual,
+    *(AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults, Points, Region, Augment, CNN, Residual),
+    *(BalancedDirichlet, Dirichlet, Shards, QuantitySkew, IID, Indices),
 )
 for _settings_class in SETTINGS:
     setattr(_settings_class, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
@@ -178,6 +169,8 @@ class ArmSpec(StageSpec):
     participation: Participation = Participation()
     faults: Faults = Faults()
     centralised: bool = False
+    start: Annotated[int, Field(ge=0)] | None = None  # round of the warm-up; its last one by default
+    params: str | tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -212,7 +205,18 @@ class ArmSpec(StageSpec):
     def build(self, rounds: int, group: int, least_squares: bool) -> Arm:
         """The arm as the engine takes it."""
         stages = tuple(_stage(stage, least_squares) for stage in self.merged(rounds))
-        return Arm(self.name, stages, self.participation, self.faults, self.centralised, group)
+        params = (self.params,) if isinstance(self.params, str) else self.params
+        return Arm(
+            self.name, stages, self.participation, self.faults, self.centralised, group, after=self.start or 0,
+            params=params,
+        )  # fmt: skip
+
+
+class WarmupSpec(ArmSpec):
+    """What is done once per seed before all arms, which start where it ends."""
+
+    name: Annotated[str, Field(min_length=1)] = "warm-up"
+    rounds: Annotated[int, Field(ge=1)]
 
 
 def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
@@ -318,9 +322,12 @@ class Experiment(Strict):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     control: str | None = None
     reference: str | None = None
-    figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "pde1d", "pde2d", "generic"] = "generic"
+    figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "pde1d", "pde2d", "refine", "ablation", "generic"] = (
+        "generic"
+    )
     problem: ProblemSpec
     engine: EngineSpec = EngineSpec()
+    warmup: WarmupSpec | None = None
     arms: tuple[ArmSpec, ...]
 
     def mistakes(self) -> Iterator[tuple[Path, str]]:
@@ -335,6 +342,16 @@ class Experiment(Strict):
         for i, name in enumerate(names):
             if name in names[:i]:
                 yield ("arms", i, "name"), f"two arms are called {name!r}"
+        for i, arm in enumerate(self.arms):
+            if arm.start and self.warmup is None:
+                yield ("arms", i, "start"), "there is no [warmup] to start from"
+            elif arm.start and self.warmup and arm.start > self.warmup.rounds:
+                yield ("arms", i, "start"), f"the warm-up has only {self.warmup.rounds} rounds"
+        for key in ("start", "params"):
+            if self.warmup is not None and getattr(self.warmup, key) is not None:
+                yield ("warmup", key), f"{key} is for arms, not for the warm-up"
+        if self.warmup is not None and self.warmup.name in names:
+            yield ("warmup", "name"), f"an arm is called {self.warmup.name!r}, too"
         for key in ("control", "reference"):
             if getattr(self, key) is not None and getattr(self, key) not in names:
                 yield (key,), f"{key} = {getattr(self, key)!r} is no arm; there are {', '.join(map(repr, names))}"
@@ -344,27 +361,41 @@ class Experiment(Strict):
         return partial(PROBLEMS[self.problem.name], **_settings(self.problem))
 
     def build(self, least_squares: bool) -> list[Arm]:
-        """The arms as the engine takes them."""
-        return [arm.build(self.rounds, self.engine.group, least_squares) for arm in self.arms]
+        """The arms as the engine takes them; those that do not say otherwise start where the warm-up ends."""
+        end = self.warmup.rounds if self.warmup is not None else 0
+        built = [arm.build(self.rounds, self.engine.group, least_squares) for arm in self.arms]
+        return [
+            dataclasses.replace(arm, after=end) if spec.start is None else arm
+            for arm, spec in zip(built, self.arms, strict=True)
+        ]
+
+    def build_warmup(self, least_squares: bool) -> Arm | None:
+        """The warm-up as an arm."""
+        return self.warmup.build(0, self.engine.group, least_squares) if self.warmup is not None else None
 
 
 def resolved(experiment: Experiment, least_squares: bool) -> Experiment:
     """The same experiment with every default said, also the one that depends on the problem."""
-    arms = []
-    for arm in experiment.arms:
-        stages = [
-            stage.model_copy(update={"step_control": whole.step_control if whole.step_control is not None else default})
-            for stage, whole in zip(arm.stages, arm.merged(sys.maxsize), strict=False)
-            for default in [controls_by_default(whole, least_squares)]
-        ]
-        change: dict[str, Any] = {
-            "stages": tuple(stages),
-            "rounds": sum(stage.rounds or 0 for stage in arm.merged(experiment.rounds)),
-        }
-        if not stages and arm.step_control is None:
-            change["step_control"] = controls_by_default(arm, least_squares)
-        arms.append(arm.model_copy(update=change))
-    return experiment.model_copy(update={"arms": tuple(arms)})
+    arms = tuple(_resolved(arm, experiment.rounds, least_squares) for arm in experiment.arms)
+    change: dict[str, Any] = {"arms": arms}
+    if experiment.warmup is not None:
+        change["warmup"] = _resolved(experiment.warmup, experiment.rounds, least_squares)
+    return experiment.model_copy(update=change)
+
+
+def _resolved(arm: ArmSpec, rounds: int, least_squares: bool) -> ArmSpec:
+    stages = [
+        stage.model_copy(update={"step_control": whole.step_control if whole.step_control is not None else default})
+        for stage, whole in zip(arm.stages, arm.merged(sys.maxsize), strict=False)
+        for default in [controls_by_default(whole, least_squares)]
+    ]
+    change: dict[str, Any] = {
+        "stages": tuple(stages),
+        "rounds": sum(stage.rounds or 0 for stage in arm.merged(rounds)),
+    }
+    if not stages and arm.step_control is None:
+        change["step_control"] = controls_by_default(arm, least_squares)
+    return arm.model_copy(update=change)
 
 
 def dump(experiment: Experiment) -> dict[str, Any]:

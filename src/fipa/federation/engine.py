@@ -18,7 +18,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.local_rules import GaussNewton, Scaffold
 from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
-from fipa.federation.executor import Executor
+from fipa.federation.executor import Executor, Scope, Work
 from fipa.federation.memory import peak_mib, reset_peak
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.site import SERVER, Order, Reply
@@ -41,6 +41,12 @@ class Arm:
         One client holds all data: the reference that no federation can use.
     group
         Most clients that are trained side by side (`vmap`); 1 for models that this does not work for or pay for.
+    after
+        Rounds of a warm-up that come before this arm's first.
+    start
+        File with the parameters that the warm-up ended with.
+    params
+        Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
     """
 
     name: str
@@ -49,11 +55,14 @@ class Arm:
     faults: Faults = field(default_factory=Faults)
     centralised: bool = False
     group: int = GROUP
+    after: int = 0
+    start: str | None = None
+    params: tuple[str, ...] | None = None
 
     @property
-    def rounds(self) -> int:
-        """Of all stages together."""
-        return sum(stage.rounds for stage in self.stages)
+    def last(self) -> int:
+        """The number of the last round: those of the warm-up count."""
+        return self.after + sum(stage.rounds for stage in self.stages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +99,21 @@ class Outcome:
     bends: int = 0  # steps that clients were asked to follow
 
 
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A round that clients are at work for."""
+
+    state: State
+    stage: Stage
+    place: int  # of the round in its stage
+    delays: dict[int, int | None]  # of those who were asked
+    work: Work
+    uplink: int
+    downlink: int
+    seconds: float  # so far
+    events: list[dict[str, Any]]
+
+
 class Federation:
     """One arm on one seed. `rounds(state)` yields the state and the record after each round."""
 
@@ -97,27 +121,47 @@ class Federation:
         self.arm = arm
         self.seed = seed
         self._executor = executor
-        self.site = executor.site(seed, arm.centralised)
+        self.scope = Scope(seed, arm.centralised, arm.start, arm.params)
+        self.site = executor.site(self.scope)
         self.num_examples = [client.num_examples for client in self.site.clients]
         first = arm.participation.select(self.num_examples, seed, 1)
         bends = any(stage.control is not None and stage.control.acceleration for stage in arm.stages)
-        executor.prepare(seed, arm.centralised, self.site.groups(first, arm.group), self.site.initial, bends)
+        executor.prepare(self.scope, self.site.groups(first, arm.group), self.site.initial, bends)
         self._measures_memory = reset_peak(executor.pids)
 
     def start(self) -> State:
         """Before the first round."""
-        return State(self.site.initial.clone())
+        return State(self.site.initial.clone(), self.arm.after)
 
     def rounds(self, state: State) -> Iterator[tuple[State, dict[str, Any]]]:
-        """Go on from a state to the arm's last round."""
-        while state.round_number < self.arm.rounds:
-            state, record = self.round(state)
-            yield state, record
+        """Go on from a state to the arm's last round.
+
+        A model is evaluated here while worker processes are busy with the next round.
+        """
+        done: tuple[State, dict[str, Any]] | None = None
+        while state.round_number < self.arm.last:
+            begun = self._begin(state)
+            if done is not None:
+                yield self._evaluated(*done)
+            done = self._finish(begun)
+            state = done[0]
+        if done is not None:
+            yield self._evaluated(*done)
 
     def round(self, state: State) -> tuple[State, dict[str, Any]]:
         """One round; the record has one entry per key, made for JSON."""
+        return self._evaluated(*self._finish(self._begin(state)))
+
+    def _evaluated(self, state: State, record: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+        stage, place = stage_at(self.arm.stages, state.round_number - self.arm.after)
+        if stage.evaluates(place):
+            record["metric"] = self.site.problem.evaluate(state.theta)
+        return state, record
+
+    def _begin(self, state: State) -> Begun:
+        """Ask the round's clients."""
         k = state.round_number + 1
-        stage, place = stage_at(self.arm.stages, k)
+        stage, place = stage_at(self.arm.stages, k - self.arm.after)
         start = time.perf_counter()
         events: list[dict[str, Any]] = []
         if place == 0:  # another rule: what the last one remembered, and answers meant for it, are of no use
@@ -132,8 +176,16 @@ class Federation:
                 events.append(_event(k, client, "dropped out"))
         answering = [client for client in asked if delays[client] is not None]
         order, uplink, downlink = self._order(state, stage, k, asked, answering)
-        groups = self.site.groups(answering, self.arm.group)
-        replies = self._executor.work(self.seed, self.arm.centralised, groups, order) if answering else []
+        work = self._executor.start(self.scope, self.site.groups(answering, self.arm.group), order)
+        seconds = time.perf_counter() - start
+        return Begun(state, stage, place, delays, work, uplink, downlink, seconds, events)
+
+    def _finish(self, begun: Begun) -> tuple[State, dict[str, Any]]:
+        """Wait for the answers, and take the server's step."""
+        state, stage, place, delays, events = begun.state, begun.stage, begun.place, begun.delays, begun.events
+        uplink, downlink, k = begun.uplink, begun.downlink, begun.state.round_number + 1
+        replies, client_seconds = begun.work.replies()
+        start = time.perf_counter()
         for reply in replies:
             events += [_event(k, reply.update.client_id, note) for note in reply.notes]
         uplink += sum(reply.nbytes for reply in replies)
@@ -158,7 +210,7 @@ class Federation:
             events.append(_event(k, None, "nobody answered in time: the model stays as it is"))
 
         state = State(theta, k, rule_state, value, self._variates(state.variates, in_time), late)
-        seconds = time.perf_counter() - start
+        seconds = begun.seconds + client_seconds + time.perf_counter() - start
         ranks = [u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates]
         record = {
             "round": k,
@@ -166,7 +218,7 @@ class Federation:
             "accepted": outcome.result is not None,
             "damping": outcome.damping,
             "step": outcome.step,
-            "metric": self.site.problem.evaluate(theta) if stage.evaluates(place) else None,
+            "metric": None,  # see _evaluated
             "loss": self._mean(in_time, [reply.loss for reply in in_time]),
             "seconds": seconds,
             "peak_memory_mib": peak_mib(self._executor.pids) if self._measures_memory else None,
@@ -200,7 +252,7 @@ class Federation:
             downlink *= 2
         if order.asks_for_gradients and clients:
             groups = self.site.groups(clients, self.arm.group)
-            total = self._executor.gradients(self.seed, self.arm.centralised, groups, state.theta, k).sum(dim=0)
+            total = self._executor.gradients(self.scope, groups, state.theta, k).sum(dim=0)
             order = replace(order, gradient_norm=float(total.norm()))
             uplink += size * len(clients)
         return order, uplink, downlink
@@ -263,7 +315,7 @@ class Federation:
 
         def probe(theta: Tensor) -> float:
             asked["probes"] += 1
-            return self._mean(in_time, self._executor.losses(self.seed, self.arm.centralised, groups, theta, k))
+            return self._mean(in_time, self._executor.losses(self.scope, groups, theta, k))
 
         def bend(rule: Rule, result: Result[Tensor]) -> tuple[Result[Tensor], float]:
             """Each client's correction is an update like any other: the same rule weighs it.
@@ -272,7 +324,7 @@ class Federation:
             """
             asked["bends"] += 1
             v = result.theta - state.theta
-            bends = self._executor.bends(self.seed, self.arm.centralised, groups, state.theta, v, k)
+            bends = self._executor.bends(self.scope, groups, state.theta, v, k)
             corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in updates) if i is not None}
             for reply, gradient in zip(in_time, bends, strict=True):
                 assert isinstance(stage.local, GaussNewton)

@@ -11,8 +11,10 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -20,10 +22,41 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fipa.federation.focus import focus
+from fipa.federation.parameters import load_theta
 from fipa.federation.problem import Problem
 from fipa.federation.site import Order, Reply, Site
 
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the clients of an arm work on.
+
+    Parameters
+    ----------
+    seed
+        Of the problem.
+    centralised
+        One client holds all data.
+    start
+        File with the parameters to start from (see `fipa.federation.parameters`); the problem's own without.
+    params
+        Names or patterns of the parameters that are trained, sketched and sent; the rest stay as they are.
+    """
+
+    seed: int
+    centralised: bool = False
+    start: str | None = None
+    params: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Clients at work: `replies()` waits for them, and tells how many seconds they took in all."""
+
+    replies: Callable[[], tuple[list[Reply], float]]
 
 
 class Executor:
@@ -63,9 +96,9 @@ class Executor:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def site(self, seed: int, centralised: bool) -> Site:
+    def site(self, scope: Scope) -> Site:
         """The clients as this process sees them."""
-        return _site(self._factory, seed, centralised)
+        return _site(self._factory, scope)
 
     @property
     def pids(self) -> list[int]:
@@ -73,61 +106,94 @@ class Executor:
         workers = multiprocessing.active_children() if self._pool is not None else []
         return [os.getpid(), *(worker.pid for worker in workers if worker.pid is not None)]
 
-    def prepare(
-        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor, bends: bool = False
-    ) -> None:
+    def prepare(self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, bends: bool = False) -> None:
         """Start workers and build their sites before a clock runs."""
         for _ in range(1 if self._pool is None else 2 * self._workers):  # often enough that each worker gets some
-            self._map("prepare", seed, centralised, groups, theta, bends)
+            self._map("prepare", scope, groups, theta, bends)
 
-    def work(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
-        """Training and curvature, group by group; answers in the order of the groups."""
-        return [reply for part in self._map("work", seed, centralised, groups, order) for reply in part]
+    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Work:
+        """Training and curvature, group by group; workers begin at once, this process when it is asked for replies."""
+        begun = time.perf_counter()
+        wait = self._start("work", scope, groups, order)
+
+        def replies() -> tuple[list[Reply], float]:
+            asked = time.perf_counter()
+            parts, ended = wait()
+            return [reply for part in parts for reply in part], ended - (begun if self._pool else asked)
+
+        return Work(replies)
+
+    def work(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
+        """The same, and wait; answers in the order of the groups."""
+        return self.start(scope, groups, order).replies()[0]
 
     def losses(
-        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
+        self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
     ) -> list[float]:
         """Clients' losses at a model on a round's data, in this process: too cheap to send away."""
-        site = self.site(seed, centralised)
+        site = self.site(scope)
         return [loss for group in groups for loss in site.losses(group, theta, round_number)]
 
     def gradients(
-        self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
+        self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
     ) -> Tensor:
         """Clients' gradients at a model (M x p) on a round's data."""
-        return torch.cat(self._map("gradients", seed, centralised, groups, theta, round_number))
+        return torch.cat(self._map("gradients", scope, groups, theta, round_number))
 
     def bends(
         self,
-        seed: int,
-        centralised: bool,
+        scope: Scope,
         groups: Sequence[tuple[int, ...]],
         theta: Tensor,
         direction: Tensor,
         round_number: int = 0,
     ) -> Tensor:
         """How clients' residuals bend along a step from a model (M x p)."""
-        return torch.cat(self._map("bends", seed, centralised, groups, theta, direction, round_number))
+        return torch.cat(self._map("bends", scope, groups, theta, direction, round_number))
 
-    def _map(self, name: str, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], *what: Any) -> list[Any]:
+    def _map(self, name: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any) -> list[Any]:
+        return self._start(name, scope, groups, *what)()[0]
+
+    def _start(
+        self, name: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any
+    ) -> Callable[[], tuple[list[Any], float]]:
+        """A function that waits for the answers; with it comes the time at which the last one was there."""
         if self._pool is None:
-            site = self.site(seed, centralised)
-            return [getattr(site, name)(group, *what) for group in groups]
+
+            def compute() -> tuple[list[Any], float]:
+                site = self.site(scope)
+                return [getattr(site, name)(group, *what) for group in groups], time.perf_counter()
+
+            return compute
         payload = pickle.dumps(what)
-        futures = [self._pool.submit(_in_worker, name, seed, centralised, group, payload) for group in groups]
-        return [pickle.loads(future.result()) for future in futures]
+        ended = [time.perf_counter()]
+        futures = [self._pool.submit(_in_worker, name, scope, group, payload) for group in groups]
+        for future in futures:
+            future.add_done_callback(lambda _: ended.append(time.perf_counter()))
+
+        def wait() -> tuple[list[Any], float]:
+            answers = [pickle.loads(future.result()) for future in futures]
+            return answers, max(ended)
+
+        return wait
 
 
-_sites: dict[tuple[ProblemFactory, int, bool], Site] = {}
+_sites: dict[tuple[ProblemFactory, Scope], Site] = {}
 _factory: ProblemFactory | None = None
 
 
-def _site(factory: ProblemFactory, seed: int, centralised: bool) -> Site:
+def _site(factory: ProblemFactory, scope: Scope) -> Site:
     """The last site used, or a new one: a problem may be large, so only one is kept."""
-    key = (factory, seed, centralised)
+    key = (factory, scope)
     if key not in _sites:
         _sites.clear()
-        _sites[key] = Site(factory(seed), seed, centralised=centralised)
+        problem = factory(scope.seed)
+        if scope.start is not None:
+            problem.initial = load_theta(scope.start)
+        if scope.params is not None:
+            problem.load(problem.initial)
+            problem = focus(problem, scope.params)
+        _sites[key] = Site(problem, scope.seed, centralised=scope.centralised)
     return _sites[key]
 
 
@@ -147,8 +213,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _in_worker(name: str, seed: int, centralised: bool, group: tuple[int, ...], payload: bytes) -> bytes:
+def _in_worker(name: str, scope: Scope, group: tuple[int, ...], payload: bytes) -> bytes:
     """Tensors travel as plain bytes: torch's shared memory would need a file descriptor for each."""
     assert _factory is not None
-    site = _site(_factory, seed, centralised)
+    site = _site(_factory, scope)
     return pickle.dumps(getattr(site, name)(group, *pickle.loads(payload)))

@@ -37,9 +37,9 @@ class SketchPlan:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RankWarning)  # no news in a round: the record shows the rank
             return sketch(
-                model, client.tensors, client.loss, self.rank, params=layout.names, route=self.route, solver=self.solver,
-                oversampling=self.oversampling, iterations=self.iterations, max_examples=self.max_examples,
-                sampled_labels=self.sampled_labels, seed=seed,
+                model, client.tensors, client.loss, self.rank, params=layout.names, route=self.route,
+                solver=self.solver, oversampling=self.oversampling, iterations=self.iterations,
+                max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=seed,
             )  # fmt: skip
 
 

@@ -98,7 +98,9 @@ class Problem:
         self.model = model
         self.clients = tuple(Client.of(client, loss) for client in clients)
         self.metric = metric
-        self.name, self.goal, self.scale = name, goal, scale
+        self.name = name
+        self.goal: Literal["min", "max"] = goal
+        self.scale: Literal["log", "linear"] = scale
         self.picture = picture
         self.resample = resample
         self.layout = Layout.of(parameters_of(model, params))
@@ -106,6 +108,19 @@ class Problem:
         for path, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
                 raise FipaError(f"{path}: batch norm's running statistics are no parameters, use GroupNorm instead")
+
+    def like(
+        self,
+        model: nn.Module,
+        clients: Sequence[Client],
+        metric: Callable[[nn.Module], float | Tensor],
+        params: ParamSelection,
+    ) -> Problem:
+        """This problem with another model, other data and another choice of parameters; without its picture."""
+        return Problem(
+            model, clients, metric, name=self.name, goal=self.goal, scale=self.scale, params=params,
+            resample=self.resample,
+        )  # fmt: skip
 
     @property
     def least_squares(self) -> bool:

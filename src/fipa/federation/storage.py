@@ -33,9 +33,10 @@ class RunFolder:
     the last checkpoint is cut off on loading, so that a killed run loses the round in flight and nothing else.
     """
 
-    def __init__(self, path: Path, keep_thetas: bool = False) -> None:
+    def __init__(self, path: Path, keep_thetas: bool = False, after: int = 0) -> None:
         self.path = path
         self._keep_thetas = keep_thetas
+        self._after = after  # rounds of a warm-up, which are kept elsewhere
 
     @property
     def history(self) -> Path:
@@ -46,6 +47,10 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """The state after the last round."""
         return self.path / "checkpoint.pt"
+
+    def start(self, round_number: int) -> Path:
+        """The parameters after a round of a warm-up, from which arms start."""
+        return self.path / f"theta-{round_number}.safetensors"
 
     @property
     def thetas(self) -> Path:
@@ -82,19 +87,20 @@ class RunFolder:
             raise FipaError(f"{self.checkpoint} cannot be read: delete {self.path} to run this arm anew") from error
         state = State(**content["state"])
         lines = self.history.read_text("utf-8").splitlines(keepends=True) if self.history.exists() else []
-        if len(lines) < state.round_number:
+        rounds = state.round_number - self._after
+        if len(lines) < rounds:
             raise FipaError(
-                f"{self.history} has {len(lines)} rounds, its checkpoint {state.round_number}: delete {self.path} to "
+                f"{self.history} has {len(lines)} rounds, its checkpoint {rounds}: delete {self.path} to "
                 "run this arm anew"
             )
-        late = len(lines) > state.round_number
-        lines = lines[: state.round_number]
+        late = len(lines) > rounds
+        lines = lines[:rounds]
         if late and repair:
             partial = self.history.with_suffix(".part")
             partial.write_text("".join(lines), "utf-8")
             os.replace(partial, self.history)
         if self._keep_thetas:
-            size = state.round_number * state.theta.numel() * state.theta.element_size()
+            size = rounds * state.theta.numel() * state.theta.element_size()
             if not self.thetas.exists() or self.thetas.stat().st_size < size:
                 raise FipaError(f"{self.thetas} is missing or too short: delete {self.path} to run this arm anew")
             if repair:

@@ -1,9 +1,11 @@
 "use strict";
 // What to draw: each function returns [traces, layout] for Plotly.react.
 
-const AXIS_TITLES = { rounds: "communication round", seconds: "seconds", mib: "uplink MiB" };
+const AXIS_TITLES = { rounds: "communication round", own: "rounds", seconds: "seconds", mib: "uplink MiB" };
 const CLIENT_COLOURS = ["#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#808080"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
+
+const SINCE = " since the start of refinement";
 
 // Plotly reads a little HTML in its labels; names from the data are text.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -46,9 +48,13 @@ function fade(colour, opacity) {
   return `rgba(${channels.join(",")},${opacity})`;
 }
 
-// Closed outlines around the runs of rounds in which both ends of the band can be drawn.
+// Closed outlines around the runs of rounds in which both ends of the band can be drawn. Rounds without any value,
+// in which nothing was measured, do not count.
 function bandTrace(arm, x, band, log) {
   const outline = { x: [], y: [] };
+  const seen = x.map((_, k) => k).filter((k) => [band.low, band.median, band.high].some((line) => line[k] !== null));
+  x = seen.map((k) => x[k]);
+  band = { low: seen.map((k) => band.low[k]), high: seen.map((k) => band.high[k]) };
   let start = null;
   for (let i = 0; i <= x.length; i += 1) {
     const drawn = i < x.length && band.low[i] !== null && band.high[i] !== null && x[i] !== null && !(log && band.low[i] <= 0);
@@ -68,7 +74,7 @@ function line(arm, x, y, extra = {}) {
   const look = { color: arm.colour, dash: arm.dash, width: 2.2 };
   const mode = y.filter((v) => v !== null).length < 40 ? "lines+markers" : "lines";
   const hover = `${plain(arm.name)}<br>%{x:.4g}: %{y:.4g}<extra></extra>`;
-  return { x, y, mode, line: look, marker: { size: 4, color: arm.colour }, name: plain(arm.name), hovertemplate: hover, ...extra };
+  return { x, y, mode, line: look, marker: { size: 4, color: arm.colour }, name: plain(arm.name), hovertemplate: hover, connectgaps: true, ...extra };
 }
 
 function metricChart(section, state) {
@@ -87,7 +93,8 @@ function metricChart(section, state) {
     traces.push(line(arm, x, arm.metric.median, { meta: "median" }));
   }
   const ticks = state.axis === "rounds" ? whole(section.arms.flatMap((arm) => arm.rounds)) : {};
-  return [traces, layout(axis(AXIS_TITLES[state.axis], false, ticks), axis(plain(section.metric.name), log))];
+  const since = state.axis !== "rounds" && section.arms.some((arm) => arm.after) ? SINCE : "";
+  return [traces, layout(axis(AXIS_TITLES[state.axis] + since, false, ticks), axis(plain(section.metric.name), log))];
 }
 
 function seriesChart(section, state) {
@@ -106,7 +113,7 @@ function seriesChart(section, state) {
 function gapChart(section, state) {
   const traces = [];
   for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a.gap)) {
-    const x = arm.rounds.slice(1);
+    const x = arm.rounds.slice(1).map((round) => round - (arm.after ?? 0));
     if (arm.gap.low) traces.push(bandTrace(arm, x, arm.gap, true));
     const slope = arm.gap.exponent === null ? "" : `, measured K^${arm.gap.exponent.toFixed(2)}`;
     traces.push(line(arm, x, arm.gap.median, { meta: "median", name: plain(arm.name) + slope, showlegend: true }));

@@ -29,8 +29,8 @@ def write_figures(run: Path, out: Path) -> list[Path]:
     """Draw the figure that the run's results ask for into the directory `out`.
 
     A warm-up that the figure does not show and the partition of the classes get figures of their own, NAME-warm-up and
-    NAME-partition. Returns the paths of the PNGs and SVGs, those of the main figure first. Without the data that a layout needs (schedules, gaps, views) the panel is
-    left out; an unknown layout is drawn as "generic".
+    NAME-partition. Returns the paths of the PNGs and SVGs, those of the main figure first. Without the data that a
+    layout needs (schedules, gaps, views) the panel is left out; an unknown layout is drawn as "generic".
     """
     results, views = load_results(run), load_views(run)
     styles = arm_styles(list(results["arms"]), [results["control"]])

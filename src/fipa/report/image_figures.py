@@ -38,7 +38,7 @@ def refine(results: Results, views: dict[str, Any], styles: dict[str, Style]) ->
     title = f"median and range\nover {seeds} seeds" if seeds > 1 else None
     handles, labels = right.get_legend_handles_labels()
     lines = dict(zip(labels, handles, strict=True))
-    order = {panels.plain(s.arm): f" ({s.status})" if s.diverged else "" for s in _best_first(results)}
+    order = {panels.plain(s.arm): f"\n({s.status})" if s.diverged else "" for s in _best_first(results)}
     right.legend(
         [lines[name] for name in order],
         [name + end for name, end in order.items()],
@@ -74,8 +74,8 @@ def ablation(results: Results, views: dict[str, Any], styles: dict[str, Style]) 
     handles, labels = left.get_legend_handles_labels()
     seeds = max(map(len, results["arms"].values()))
     title = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else None
-    place = {"loc": "outside lower center", "ncols": min(4, len(labels)), "fontsize": 8, "frameon": False}
-    figure.legend(handles, labels, title=title, title_fontsize=8, **place)
+    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "frameon": False}
+    figure.legend(handles, labels, title=title, loc="outside lower center", ncols=min(4, len(labels)), **look)
     return figure
 
 
@@ -172,5 +172,5 @@ def _initial_line(axes: Axes, found: list[Start]) -> None:
     at = {start.after: start.initial for start in found if math.isfinite(start.initial)}
     if at:
         rounds = sorted(at)
-        style = {"color": "black", "linestyle": ":", "linewidth": 1.2, "marker": "x", "markersize": 4}
-        axes.plot(rounds, [at[r] for r in rounds], label="at the start", **style)
+        values = [at[r] for r in rounds]
+        axes.plot(rounds, values, "kx:", linewidth=1.2, markersize=4, label="at the start")

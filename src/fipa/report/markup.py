@@ -13,7 +13,17 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from fipa.report.data import MIB, ArmSummary, Results
-from fipa.report.words import against_control, mebibytes, number, spread
+from fipa.report.scores import LAST
+from fipa.report.words import (
+    against_control,
+    mean_and_deviation,
+    means_against_control,
+    mebibytes,
+    number,
+    spread,
+)
+
+Cell = tuple[float | str, str]  # what the column is sorted by, and what is shown
 
 LINES = 200  # of events per arm
 
@@ -56,46 +66,65 @@ def select(name: str, label: str, options: Iterable[tuple[str, str]] = ()) -> st
 
 
 def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
-    """The sortable table of final metrics; a row is a label, the run it is from and its summary."""
+    """The sortable table of metrics; a row is a label, the run it is from and its summary.
+
+    On a log scale that of the last round; on a linear one the best, mean, last few and last rounds.
+    """
     metric = rows[0][1]["metric"]
-    heads = ["arm", "rounds", f"final {metric['name']}, median [range]", "mean ± std", "best round, median"]
+    if metric["scale"] == "log":
+        numbers, paired = [f"final {metric['name']}, median [range]", "mean ± std", "best round, median"], "control"
+    else:
+        numbers, paired = ["seeds", *score_names(metric["goal"])], "control, mean"
+    heads = ["arm", "rounds", *numbers]
     measured = any(not math.isnan(s.peak_memory_mib) for _, _, s in rows)
     heads += ["seconds", "uplink MiB", *(["peak memory MiB"] if measured else [])]
-    heads += ["status", "against the control"]
+    heads += ["status", f"against the {paired}"]
     body = ""
-    for label, _, s in rows:
-        paired = s.ratio_to_control or s.difference_to_control
-        final = number(s.final_median)
-        if len(s.seeds) > 1:
-            final = spread(final, number(s.final_min), number(s.final_max))
-        mean = number(s.final_mean) + ("" if math.isnan(s.final_std) else f" ± {number(s.final_std)}")
-        cells: list[tuple[float | str, str]] = [
+    for label, results, s in rows:
+        levels, against = _final_cells(s) if s.scores is None else _score_cells(results, s)
+        cells: list[Cell] = [
             (label, label),
-            (s.rounds, str(s.rounds)),
-            (s.final_median, final),
-            (s.final_mean, mean),
-            (s.best, number(s.best)),
+            (s.after + s.rounds, _unbroken(rounds_done(s))),
+            *levels,
             (s.seconds, number(s.seconds)),
             (s.uplink_bytes / MIB, mebibytes(s.uplink_bytes)),
             *([(s.peak_memory_mib, number(s.peak_memory_mib))] if measured else []),
             (s.status, s.status),
-            (paired.value if paired else "", against_control(s)),
+            against,
         ]
         body += f"<tr>{_row(cells)}</tr>"
     head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in heads)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def score_names(goal: str) -> list[str]:
+    """The heads of the columns for a linear scale."""
+    return [goal, "mean", f"last {LAST}", "last"]
+
+
+def rounds_done(summary: ArmSummary) -> str:
+    """The rounds of an arm, as "1000 + 15" if it started from a warm-up."""
+    return f"{summary.after} + {summary.rounds}" if summary.after else str(summary.rounds)
+
+
 def table_note(runs: Sequence[Results]) -> str:
     """What the columns of the final table mean."""
-    parts = ["The final metric is that of the last round; a seed that diverged counts as infinite."]
-    controls = sorted({run["control"] for run in runs if run["control"] in run["arms"]})
+    controls = ", ".join(sorted({run["control"] for run in runs if run["control"] in run["arms"]}))
     if runs[0]["metric"]["scale"] == "log":
+        parts = ["The final metric is that of the last round; a seed that diverged counts as infinite."]
         mean = "geometric mean of " + ("control / arm" if runs[0]["metric"]["goal"] == "min" else "arm / control")
+        against = f"{mean} over common seeds [range]."
     else:
-        mean = "mean of arm - control"
+        parts = [
+            f"Of the arm's own rounds in which it was measured: the {runs[0]['metric']['goal']}, the mean, the mean of "
+            f"the last {LAST} and the last. Each is the mean over the seeds ± their standard deviation. A seed that "
+            "diverged has a best round only."
+        ]
+        against = "arm - control of the means over rounds, paired by seed: mean ± standard error [range]."
     if controls:
-        parts.append(f"Against the control ({', '.join(controls)}): {mean} over common seeds [range].")
+        parts.append(f"Against the control ({controls}): {against}")
+    if any(record.get("after") for run in runs for arm in run["arms"].values() for record in arm.values()):
+        parts.append("Rounds: warm-up + own; seconds and bytes are those of the arm's own rounds.")
     if any(record.get("peak_memory_mib") for run in runs for arm in run["arms"].values() for record in arm.values()):
         parts.append("Peak memory: resident, all processes, libraries included; the largest of any round and seed.")
     return " ".join(parts)
@@ -123,7 +152,29 @@ def provenance(results: Results, level: int) -> str:
     return f"<h{level}>{escape(results['experiment'])}</h{level}><dl>{rows}</dl>{details}"
 
 
-def _row(cells: Sequence[tuple[float | str, str]]) -> str:
+def _final_cells(s: ArmSummary) -> tuple[list[Cell], Cell]:
+    final = number(s.final_median)
+    if len(s.seeds) > 1:
+        final = spread(final, number(s.final_min), number(s.final_max))
+    mean = number(s.final_mean) + ("" if math.isnan(s.final_std) else f" ± {number(s.final_std)}")
+    cells: list[Cell] = [(s.final_median, final), (s.final_mean, mean), (s.best, number(s.best))]
+    return cells, (s.ratio_to_control.value if s.ratio_to_control else "", against_control(s))
+
+
+def _score_cells(results: Results, s: ArmSummary) -> tuple[list[Cell], Cell]:
+    assert s.scores is not None
+    levels = (s.scores.best, s.scores.mean, s.scores.tail, s.scores.last)
+    cells: list[Cell] = [(len(s.seeds), str(len(s.seeds)))]
+    cells += [(level.mean, _unbroken(mean_and_deviation(results, level))) for level in levels]
+    paired = s.scores.against_control
+    return cells, (paired.value if paired else "", means_against_control(results, s))
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\u00a0")
+
+
+def _row(cells: Sequence[Cell]) -> str:
     (_, name), *rest = cells
     first = f'<th scope="row" data-value="{escape(name)}">{escape(name)}</th>'
     return first + "".join(f'<td data-value="{escape(str(value))}">{escape(text)}</td>' for value, text in rest)

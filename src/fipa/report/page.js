@@ -78,6 +78,10 @@ function wireSection(root, section) {
   const gap = () => boxOf("gap") && draw(boxOf("gap"), gapChart(section, state));
   const fits = () => section.views.forEach((view, k) => view.curves && draw(boxOf(`fit-${k}`), fitChart(view.curves, section, state)));
   const errors = () => section.views.forEach((view, k) => view.curves?.errors && draw(boxOf(`error-${k}`), errorChart(view.curves, section, state)));
+  const shared = () => section.views.forEach((view, k) => {
+    if (view.warmup) draw(boxOf(`warmup-${k}`), warmupChart(view.warmup, section));
+    if (view.shares) draw(boxOf(`shares-${k}`), sharesChart(view.shares));
+  });
   const lines = () => [metric, series, gap, fits, errors].forEach((redraw) => redraw());
 
   legend(root.querySelector(".legend"), section, state, lines);
@@ -98,8 +102,13 @@ function wireSection(root, section) {
   };
   menu?.addEventListener("change", choose);
   if (menu) choose();
+  section.views.forEach((view, k) => {
+    if (view.warmup) boxOf(`warmup-${k}`).classList.add("short");
+    if (view.shares) boxOf(`shares-${k}`).classList.add(view.shares.classes.length > 15 ? "huge" : "tall");
+  });
   lines();
-  redraws.push(lines);
+  shared();
+  redraws.push(lines, shared);
 
   perArm(root, "spectra", section, spectraChart, (arm) => Object.keys(arm.spectra).sort((a, b) => b - a));
   for (const name of ["schedule", "steering"]) boxOf(name)?.classList.add("tall");

@@ -18,14 +18,15 @@ from fipa.errors import FipaError
 from fipa.report import markup
 from fipa.report.data import Results, best_federated, load_results, load_views, summary
 from fipa.report.payload import CLIENTS, SERIES, arm_payload, view_payload
+from fipa.report.stages import shares_payload, warm_up_payload
 from fipa.report.style import arm_styles
-from fipa.report.words import describe
+from fipa.report.words import describe, listed
 
 CITATION = (
     "Method: Zhipeng Chang, Ting He and Wenrui Hao, Fisher-Informed Parameterwise Aggregation for Federated Learning "
     "with Heterogeneous Data (2026). Independent implementation."
 )
-AXES = (("rounds", "rounds"), ("seconds", "seconds"), ("mib", "uplink MiB"))
+AXES = (("rounds", "rounds"), ("own", "rounds of refinement"), ("seconds", "seconds"), ("mib", "uplink MiB"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def write_page(runs: Sequence[Path], out: Path) -> Path:
         # "</" would end the script element that holds the data, "<!--" would hide its end
         data=json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         plotly=get_plotlyjs(),
-        script="\n".join(_asset(name) for name in ("charts.js", "page.js")),
+        script="\n".join(_asset(name) for name in ("charts.js", "images.js", "page.js")),
     )
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,12 +97,26 @@ def _section_payload(group: Sequence[Run]) -> dict[str, Any]:
     arms = [(run, arm) for run in group for arm in run.results["arms"]]
     controls = [run.labels.get(run.results["control"]) for run in group]
     styles = arm_styles([run.labels[arm] for run, arm in arms], controls)
+    payloads = [arm_payload(run.results, arm, run.labels[arm], styles[run.labels[arm]]) for run, arm in arms]
+    if len({payload.get("after", 0) for payload in payloads}) > 1:  # to be compared, arms need a common start
+        for payload in payloads:
+            payload["own"] = [k - payload.get("after", 0) for k in payload["rounds"]]
     return {
         "metric": group[0].results["metric"],
         "names": SERIES,
-        "arms": [arm_payload(run.results, arm, run.labels[arm], styles[run.labels[arm]]) for run, arm in arms],
-        "views": [view_payload(run.views, run.labels, best_federated(run.results)) for run in group],
+        "arms": payloads,
+        "views": [_view(run) for run in group],
     }
+
+
+def _view(run: Run) -> dict[str, Any]:
+    """What is shown of one run alone: pictures, the warm-up, the clients' classes."""
+    view = view_payload(run.views, run.labels, best_federated(run.results))
+    if shares := run.views.get("shares"):
+        view["shares"] = shares_payload(shares)
+    if warm_up := warm_up_payload(run.results):
+        view["warmup"] = warm_up
+    return view
 
 
 def _introduction(run: Run, *, alone: bool) -> str:
@@ -124,6 +139,9 @@ def _section(group: Sequence[Run], data: dict[str, Any], level: int) -> str:
         "Line: median over the seeds; band: smallest to largest, absent where a seed is not finite. Seconds and bytes "
         "are the medians of the running totals at each round. A line ends where the median diverges."
     )
+    note = note if several else ""
+    if any("after" in arm for arm in arms):
+        note += " Rounds count on from the warm-up; seconds and bytes are those since the start of the refinement."
     blocks = [
         '<div class="legend" role="group" aria-label="arms shown"></div>',
         markup.frame(
@@ -131,17 +149,22 @@ def _section(group: Sequence[Run], data: dict[str, Any], level: int) -> str:
             metric["name"] if level == 2 else "Over rounds, time and bytes",
             "metric",
             controls=controls,
-            note=note if several else "",
+            note=note.strip(),
         ),
     ]
+    for index, view in enumerate(data["views"]):
+        if "warmup" in view:
+            heading = "Warm-up" if len(group) == 1 else f"Warm-up of {group[index].results['experiment']}"
+            blocks.append(markup.frame(level, heading, f"warmup-{index}", note=_warm_up_note(view["warmup"])))
     shown = [(key, name) for key, name in SERIES.items() if any(key in arm.get("series", {}) for arm in arms)]
     if shown:
         menu = markup.select("series", "series", shown)
         menu += markup.choice("series-scale", "y axis", [("log", "log"), ("linear", "linear")], "linear")
         blocks.append(markup.frame(level, "Round by round", "series", controls=menu))
     rows = [(run.labels[s.arm], run.results, s) for run in group for s in summary(run.results)]
+    heading = "After the last round" if metric["scale"] == "log" else "The arms in numbers"
     blocks.append(
-        f"<h{level}>After the last round</h{level}>{markup.final_table(rows)}"
+        f"<h{level}>{escape(heading)}</h{level}>{markup.final_table(rows)}"
         f'<p class="note">{escape(markup.table_note([run.results for run in group]))}</p>'
     )
     blocks += _details(some, data, level)
@@ -182,7 +205,17 @@ def _details(some: set[str], data: dict[str, Any], level: int) -> list[str]:
             note += " colour scales are the same for all arms. Boxes: the clients' regions."
             heading = view["maps"]["title"] or ("Solutions and errors" if errors else "Solutions")
             blocks.append(markup.frame(level, heading, f"maps-{index}", controls=arm_menu, note=note))
+        if "shares" in view:
+            note = f"{view['shares']['note']} An empty cell: none of this class. First seed."
+            blocks.append(markup.frame(level, "Classes of the clients", f"shares-{index}", note=note))
     return blocks
+
+
+def _warm_up_note(warm_up: dict[str, Any]) -> str:
+    starts = [str(k) for k in warm_up["starts"]]
+    rounds = f"round{'s' if len(starts) > 1 else ''} {listed(starts)}" if starts else ""
+    note = f"Arms start from the model after {rounds}." if starts else "No arm starts from it."
+    return (f"Thin lines: the {len(warm_up['seeds'])} seeds; thick: their mean. " if warm_up["seeds"] else "") + note
 
 
 def _asset(name: str) -> str:

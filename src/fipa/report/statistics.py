@@ -34,7 +34,7 @@ class Paired:
         Over the `finite` pairs: geometric mean of the ratios, or mean of the differences, and their range.
     wins
         Seeds, of all `seeds` common ones, in which the arm is strictly better; one that diverged is never better.
-    error
+    standard_error
         Standard error of a mean of differences; NaN for ratios and for fewer than two pairs.
     """
 
@@ -44,7 +44,7 @@ class Paired:
     wins: int
     finite: int
     seeds: int
-    error: float = math.nan
+    standard_error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,7 @@ def measured(rows: Sequence[Sequence[float | None]], stopped: Sequence[bool], ba
             row[1 + max(np.flatnonzero(~np.isnan(row)), default=0) :] = bad
     going = [k for k, gone in enumerate(stopped) if not gone]
     reached = max((len(rows[k]) for k in going), default=0)
-    gaps = np.isnan(values[going]).all(axis=0)
-    gaps[reached:] = False
-    values[:, gaps] = np.nan
+    values[:, :reached][:, np.isnan(values[going, :reached]).all(axis=0)] = np.nan
     return values
 
 
@@ -140,7 +138,7 @@ def paired_difference(arm: Array, control: Array, goal: str) -> Paired:
     differences = arm[usable] - control[usable]
     paired = _paired(differences, _wins(arm, control, goal), len(arm), back=np.asarray)
     count = len(differences)
-    return replace(paired, error=float(differences.std(ddof=1)) / math.sqrt(count)) if count > 1 else paired
+    return replace(paired, standard_error=float(differences.std(ddof=1)) / math.sqrt(count)) if count > 1 else paired
 
 
 def geometric_slope(metric: Sequence[float]) -> Line | None:

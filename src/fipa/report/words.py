@@ -33,15 +33,15 @@ def percent(results: Results) -> bool:
     return results["metric"]["scale"] == "linear" and "%" in results["metric"]["name"]
 
 
-def value(results: Results, number_: float) -> str:
+def value(results: Results, amount: float) -> str:
     """A value of the metric: two decimals for percentages, else a few significant digits."""
-    return f"{number_:.2f}" if percent(results) and math.isfinite(number_) else number(number_)
+    return f"{amount:.2f}" if percent(results) and math.isfinite(amount) else number(amount)
 
 
-def mean_and_deviation(results: Results, spread_: Spread) -> str:
+def mean_and_deviation(results: Results, over: Spread) -> str:
     """As in "57.31 ± 0.42"; without the deviation for a single seed."""
-    deviation = "" if math.isnan(spread_.std) else f" ± {value(results, spread_.std)}"
-    return value(results, spread_.mean) + deviation
+    deviation = "" if math.isnan(over.std) else f" ± {value(results, over.std)}"
+    return value(results, over.mean) + deviation
 
 
 def means_against_control(results: Results, summary: ArmSummary) -> str:
@@ -54,7 +54,7 @@ def means_against_control(results: Results, summary: ArmSummary) -> str:
         return wins
     text = _signed(results, paired.value)
     if paired.finite > 1:
-        text += f" ± {value(results, paired.error)}"
+        text += f" ± {value(results, paired.standard_error)}"
         text = spread(text, _signed(results, paired.low), _signed(results, paired.high))
     return f"{text}, {wins}{_excluded(paired)}"
 
@@ -99,7 +99,7 @@ def _beginning(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
     if starts == [0]:
         return []
     if len(starts) > 1:
-        return [f"The arms start from rounds {_list([str(k) for k in starts])} of a shared warm-up."]
+        return [f"The arms start from rounds {listed([str(k) for k in starts])} of a shared warm-up."]
     records = [record for s in summaries for record in results["arms"][s.arm].values()]
     levels = sorted({r["initial_metric"] for r in records if r.get("initial_metric") is not None})
     ends = [_unit(results, level) for level in ([levels[0], levels[-1]] if len(levels) > 1 else levels)]
@@ -112,15 +112,17 @@ def _winner(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
     if best is None:
         return ["Every arm diverged."]
     word = "lowest" if metric["goal"] == "min" else "highest"
-    rounds = f"{best.rounds} {'round' if best.rounds == 1 and not _logarithmic(results) else 'rounds'}"
-    rounds += " of refinement" if best.after else ""
-    name = metric["name"].removesuffix(", %") if percent(results) else metric["name"]
-    sentences = [f"{best.arm} ends with the {word} median {name}: {_final(results, best)} after {rounds}."]
+    rounds = f"after {best.rounds} rounds" + (" of refinement" if best.after else "")
+    if metric["scale"] == "log":
+        sentences = [f"{best.arm} ends with the {word} median {metric['name']}: {_final(results, best)} {rounds}."]
+    else:
+        name = metric["name"].removesuffix(", %")
+        sentences = [f"{best.arm} ends at {_final(results, best)} {rounds}, the {word} median {name}."]
     others = [s for s in summaries if s is not best and s.arm != results["reference"] and math.isfinite(s.final_median)]
     tie, words = (POINTS, f"{POINTS} points") if percent(results) else (TIE * abs(best.final_median), f"{TIE:.0%}")
     near = [s.arm for s in others if abs(s.final_median - best.final_median) <= tie]
     if near:
-        sentences.append(f"Within {words} of it: {_list(near)}.")
+        sentences.append(f"Within {words} of it: {listed(near)}.")
     control = next((s for s in summaries if s.arm == results["control"]), None)
     if control is None:
         sentences.append("No control arm was run.")
@@ -157,56 +159,50 @@ def _comparison(results: Results, best: ArmSummary, control: ArmSummary) -> str:
         times = number(paired.value)
         gain = f"{best.arm} is {times} times better than the control {control.arm} ({mean}{_excluded(paired)})"
         return f"{gain}; {wins}."
-    text = f"That is {_apart(results, paired)} the control {control.arm}; {wins}."
+    text = f"It ends {_apart(results, paired, f'the control {control.arm}')}; {wins}."
     means = None if best.scores is None else best.scores.against_control
     if means is not None and means.finite and best.rounds > 1:
-        text += f" In the mean of its rounds it is {_apart(results, means)} the control."
+        text += f" In the mean of all its rounds it is {_apart(results, means, 'the control')}."
     return text
 
 
-def _apart(results: Results, paired: Paired) -> str:
-    """A difference in words, as in "1.20 points (mean over 3 seeds, 0.90 to 1.50) above"."""
+def _apart(results: Results, paired: Paired, whom: str) -> str:
+    """A difference in words, as in "1.20 points above FedAvg (mean, range +0.90 to +1.50, standard error 0.12)"."""
     size = value(results, abs(paired.value)) + (" points" if percent(results) else "")
-    side = "above" if paired.value >= 0 else "below"
-    if paired.finite < 2:
-        return f"{size}{_note(_excluded(paired))} {side}"
-    span = f"{_signed(results, paired.low)} to {_signed(results, paired.high)}"
-    return f"{size} (mean, range {span}, standard error {value(results, paired.error)}{_excluded(paired)}) {side}"
+    text = f"{size} {'above' if paired.value >= 0 else 'below'} {whom}"
+    notes = [] if paired.finite == paired.seeds else [_excluded(paired).removeprefix("; ")]
+    if paired.finite > 1:
+        span = f"{_signed(results, paired.low)} to {_signed(results, paired.high)}"
+        notes.insert(0, f"mean, range {span}, standard error {value(results, paired.standard_error)}")
+    return f"{text} ({'; '.join(notes)})" if notes else text
 
 
-def _note(text: str) -> str:
-    return f" ({text.removeprefix('; ')})" if text else ""
-
-
-def _unit(results: Results, number_: float) -> str:
-    return value(results, number_) + (" %" if percent(results) and math.isfinite(number_) else "")
-
-
-def _logarithmic(results: Results) -> bool:
-    return bool(results["metric"]["scale"] == "log")
+def _unit(results: Results, amount: float) -> str:
+    return value(results, amount) + (" %" if percent(results) and math.isfinite(amount) else "")
 
 
 def _failures(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
     sentences = []
     gone = [f"{s.arm} in {s.diverged} of {len(s.seeds)} {_seeds(len(s.seeds))}" for s in summaries if s.diverged]
     if gone:
-        sentences.append(f"Diverged: {_list(gone)}.")
+        sentences.append(f"Diverged: {listed(gone)}.")
     rising = [
         f"{s.arm} in {s.worse_than_start} of {len(s.seeds)} {_seeds(len(s.seeds))}"
         for s in summaries
         if s.worse_than_start
     ]
     if rising:
-        sentences.append(f"Ends worse than it started: {_list(rising)}.")
+        sentences.append(f"Ends worse than it started: {listed(rising)}.")
     control = next((s for s in summaries if s.arm == results["control"]), None)
     sign = 1 if results["metric"]["goal"] == "min" else -1
     if control is not None:
-        behind = [s.arm for s in summaries if sign * s.final_median > sign * control.final_median]
+        alike = [s for s in summaries if s.after == control.after]
+        behind = [s.arm for s in alike if sign * s.final_median > sign * control.final_median]
         if behind:
-            sentences.append(f"Worse than the control in the median: {_list(behind)}.")
+            sentences.append(f"Worse than the control in the median: {listed(behind)}.")
     running = [s.arm for s in summaries if "running" in s.status]
     if running:
-        sentences.append(f"Still running, so the numbers will change: {_list(running)}.")
+        sentences.append(f"Still running, so the numbers will change: {listed(running)}.")
     return sentences
 
 
@@ -214,13 +210,14 @@ def _excluded(paired: Paired) -> str:
     return "" if paired.finite == paired.seeds else f"; over the {paired.finite} finite pairs of {paired.seeds}"
 
 
-def _signed(results: Results, number_: float) -> str:
-    return value(results, number_) if number_ < 0 else f"+{value(results, number_)}"
+def _signed(results: Results, amount: float) -> str:
+    return value(results, amount) if amount < 0 else f"+{value(results, amount)}"
 
 
 def _seeds(count: int) -> str:
     return "seed" if count == 1 else "seeds"
 
 
-def _list(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
+    """As in "A, B and C"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,7 +1,8 @@
-"""Loss and gradient of small CNNs by the kernels of `fipa.clients.kernels`, several times as fast as torch's."""
+"""Loss, gradient and Jacobian rows of small CNNs, by the loops of `fipa.kernels.loops`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,11 @@ from torch.nn.functional import cross_entropy
 from fipa.layout import Layout
 
 try:
-    from fipa.clients import kernels as _kernels
+    from fipa.kernels import loops as _loops
 except ImportError:  # numba is optional
-    _kernels = None  # type: ignore[assignment]
+    _loops = None  # type: ignore[assignment]
 
-kernels: Any = _kernels
+loops: Any = _loops
 LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
 
 
@@ -110,7 +111,7 @@ class SmallCNN:
     @staticmethod
     def of(model: nn.Module, layout: Layout) -> SmallCNN | None:
         """For networks that the kernels can run, if numba is there."""
-        layers = layers_of(model, layout) if kernels is not None else None
+        layers = layers_of(model, layout) if loops is not None else None
         return SmallCNN(layers, layout) if layers is not None else None
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -132,6 +133,23 @@ class SmallCNN:
         gradient = torch.empty_like(flat)
         work.backward(weights, outputs, slope.div_(len(y)), self._layout.unflatten(gradient))
         return gradient
+
+    def rows(self, weights: Mapping[str, Tensor], x: Tensor, factor: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Rows of the curvature's factor for images x: one (n k, *shape) tensor for each parameter.
+
+        `factor(logits)` gives the directions (n, classes, k) in which the logits are differentiated.
+        """
+        view = View.of(x)
+        work = self._workspace(view)
+        outputs = work.forward(weights, view)
+        directions = factor(outputs[-1].T)
+        n, _, count = directions.shape
+        pieces = [x.new_empty(n, count, *shape) for shape in self._layout.shapes]
+        into = dict(zip(self._layout.names, pieces, strict=True))
+        for k in range(count):
+            slope = directions[:, :, k].T.contiguous()
+            work.rows(weights, outputs, slope, {name: piece[:, k] for name, piece in into.items()})
+        return [piece.flatten(0, 1) for piece in pieces]
 
     def _workspace(self, view: View) -> _Workspace:
         shape = (len(view.index), *view.x.shape[1:])
@@ -168,42 +186,75 @@ class _Workspace:
             self._inputs.append(empty(channels, height + 2 * border, (width + 2 * border) * n))
         self._shape = (channels, height, width * n)
 
-    def forward(self, weights: dict[str, Tensor], view: View) -> list[Tensor]:
+    def forward(self, weights: Mapping[str, Tensor], view: View) -> list[Tensor]:
         """The outputs of the linear layers (features x n), after the flat input to the first of them."""
         n = self._n
         places = (t.numpy() for t in (view.index, view.rows, view.columns))
-        kernels.images_last(view.x.permute(0, 2, 3, 1).numpy(), *places, self._inputs[0])
+        loops.images_last(view.x.permute(0, 2, 3, 1).numpy(), *places, self._inputs[0])
         last = len(self._layers.convolutions) - 1
         for i, layer in enumerate(self._layers.convolutions):
-            kernels.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
+            loops.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
             if layer.pooled:
-                kernels.pool(self._sums[i], self._inputs[i + 1], self._places[i], n, int(i < last))
+                loops.pool(self._sums[i], self._inputs[i + 1], self._places[i], n, int(i < last))
             else:
-                kernels.rectify(self._sums[i], self._inputs[i + 1], n, int(i < last))
+                loops.rectify(self._sums[i], self._inputs[i + 1], n, int(i < last))
         outputs = [torch.from_numpy(self._inputs[-1]).reshape(-1, n)]
         for i, name in enumerate(self._layers.linear):
             outputs.append(weights[name] @ (outputs[-1].relu() if i else outputs[-1]))
         return outputs
 
     def backward(
-        self, weights: dict[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
+        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
     ) -> None:
         """Gradients of all weights from the slope of the loss at the last output (classes x n)."""
+
+        def linear(name: str, slope: Tensor, incoming: Tensor) -> None:
+            torch.mm(slope, incoming.T, out=into[name])
+
+        def convolution(name: str, x: Any, slope: Any) -> None:
+            loops.convolve_gradient(x, slope, into[name].numpy(), self._n)
+
+        self._descend(weights, outputs, slope, linear, convolution)
+
+    def rows(
+        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
+    ) -> None:
+        """The same for each image on its own: `into` has tensors (n, *shape)."""
+
+        def linear(name: str, slope: Tensor, incoming: Tensor) -> None:
+            torch.mul(slope.T[:, :, None], incoming.T[:, None, :], out=into[name])
+
+        def convolution(name: str, x: Any, slope: Any) -> None:
+            shape = into[name].shape[1:]
+            each = np.empty((*shape, self._n), np.float32)
+            loops.convolve_rows(x, slope, each, self._n)
+            into[name].copy_(torch.from_numpy(each).movedim(-1, 0))
+
+        self._descend(weights, outputs, slope, linear, convolution)
+
+    def _descend(
+        self,
+        weights: Mapping[str, Tensor],
+        outputs: list[Tensor],
+        slope: Tensor,
+        linear: Callable[[str, Tensor, Tensor], None],
+        convolution: Callable[[str, Any, Any], None],
+    ) -> None:
+        """From the last layer to the first; the two functions take what each kind of layer gets and passes on."""
         n = self._n
         for i, name in reversed(list(enumerate(self._layers.linear))):
-            incoming = outputs[i].relu() if i else outputs[i]
-            torch.mm(slope, incoming.T, out=into[name])
+            linear(name, slope, outputs[i].relu() if i else outputs[i])
             slope = weights[name].T @ slope
             if i:
                 slope = slope * (outputs[i] > 0)
         above: Any = slope.reshape(self._shape).numpy()
         for i, layer in reversed(list(enumerate(self._layers.convolutions))):
             if layer.pooled:
-                kernels.pool_gradient(above, self._places[i], self._slopes[i], n)
+                loops.pool_gradient(above, self._places[i], self._slopes[i], n)
             else:
-                kernels.rectify_gradient(above, self._sums[i], self._slopes[i], n)
-            kernels.convolve_gradient(self._inputs[i], self._slopes[i], into[layer.weight].numpy(), n)
+                loops.rectify_gradient(above, self._sums[i], self._slopes[i], n)
+            convolution(layer.weight, self._inputs[i], self._slopes[i])
             if i:
                 turned = weights[layer.weight].transpose(0, 1).flip(2, 3).contiguous().numpy()
-                kernels.convolve(self._slopes[i], turned, self._input_slopes[i], n)
+                loops.convolve(self._slopes[i], turned, self._input_slopes[i], n)
                 above = self._input_slopes[i]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-F, I = np.float32, np.int32
+F, INT = np.float32, np.int32
 
 
 @njit(fastmath=True, cache=True)
@@ -57,7 +57,7 @@ def convolve_gradient(x, dy, dw, n):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=True, cache=True)
 def pool(y, z, place, n, border):  # type: ignore[no-untyped-def]
-    """Z = the largest of each 2x2 square of y, or 0, at an offset of `border`; place: which of the four, 4 for the 0."""
+    """Z = the largest of each 2x2 square of y, or 0, at an offset of `border`; place: which of the four, 4 for none."""
     for c in range(place.shape[0]):
         for h in range(place.shape[1]):
             for w in range(place.shape[2] // n):
@@ -65,14 +65,14 @@ def pool(y, z, place, n, border):  # type: ignore[no-untyped-def]
                 y0, y1, y2, y3 = y[c, 2 * h, u], y[c, 2 * h, v], y[c, 2 * h + 1, u], y[c, 2 * h + 1, v]
                 out, which = z[c, h + border, (w + border) * n :], place[c, h, w * n :]
                 for t in range(n):
-                    best, k = F(0), I(4)
-                    k = I(0) if y0[t] > best else k
+                    best, k = F(0), INT(4)
+                    k = INT(0) if y0[t] > best else k
                     best = max(best, y0[t])
-                    k = I(1) if y1[t] > best else k
+                    k = INT(1) if y1[t] > best else k
                     best = max(best, y1[t])
-                    k = I(2) if y2[t] > best else k
+                    k = INT(2) if y2[t] > best else k
                     best = max(best, y2[t])
-                    k = I(3) if y3[t] > best else k
+                    k = INT(3) if y3[t] > best else k
                     out[t] = max(best, y3[t])
                     which[t] = k
 
@@ -132,3 +132,20 @@ def images_last(x, index, rows, columns, z):  # type: ignore[no-untyped-def]
                     place = begin[t] + np.uint64(columns[start + t, w] * channels)
                     for c in range(channels):
                         z[c, h + 1, (w + 1) * n + start + t] = pixels[place + np.uint64(c)]
+
+
+@njit(fastmath=True, cache=True)
+def convolve_rows(x, dy, out, n):  # type: ignore[no-untyped-def]
+    """Like `convolve_gradient`, but for each image on its own: out (out, in, 3, 3, n)."""
+    height, width = dy.shape[1] - 2, dy.shape[2] // n - 2
+    for c in range(dy.shape[0]):
+        for k in range(x.shape[0]):
+            for i in range(3):
+                for j in range(3):
+                    total = out[c, k, i, j]
+                    total[:] = 0
+                    for h in range(height):
+                        for w in range(width):
+                            g, a = dy[c, h + 1, (w + 1) * n :], x[k, h + i, (w + j) * n :]
+                            for t in range(n):
+                                total[t] += g[t] * a[t]

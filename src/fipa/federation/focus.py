@@ -1,0 +1,97 @@
+"""A problem in which only some of a model's parameters are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fipa.clients.client import Client
+from fipa.federation.problem import Problem
+from fipa.layout import parameters_of
+
+BLOCK = 250  # examples that go through the frozen part at once
+
+
+def focus(problem: Problem, params: str | Sequence[str]) -> Problem:
+    """The same problem with the selected parameters as the only ones that are trained, sketched, sent and aggregated.
+
+    If they are all of the model's last module (a head), that module becomes the model, and what the frozen rest makes
+    of a client's examples its data: the rest runs once for each client of a round, not once for every step. Local
+    training then does not augment its batches.
+    """
+    names = tuple(parameters_of(problem.model, params))
+    found = _head(problem, names)
+    if found is None:
+        return problem.like(problem.model, problem.clients, problem.metric, names)
+    path, head = found
+    features = Features(problem.model.eval(), path, problem.clients[0].transform)
+    clients = [replace(client, transform=features, augment=None) for client in problem.clients]
+    through = getattr(problem.metric, "through", None)
+    if through is None:  # a metric of the user's own needs the whole model, which holds the head
+        whole = problem.model
+
+        def metric(_: nn.Module) -> Any:
+            return problem.metric(whole)
+
+    else:
+        metric = through(features)
+    return problem.like(head, clients, metric, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What the module at `path` of a frozen model is given for inputs x."""
+
+    model: nn.Module
+    path: str
+    transform: Any
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of all rows of x."""
+        with torch.no_grad():
+            return torch.cat([self._block(block) for block in x.split(BLOCK)])
+
+    def _block(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = self.model.get_submodule(self.path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            self.model.eval()(x if self.transform is None else self.transform(x))
+        finally:
+            handle.remove()
+        return seen[0]
+
+
+def _head(problem: Problem, names: Sequence[str]) -> tuple[str, nn.Module] | None:
+    """The module that holds all of these parameters and no others, if the model ends with it."""
+    if any(
+        client.loss == "least_squares" or client.transform != problem.clients[0].transform for client in problem.clients
+    ):
+        return None
+    model = problem.model
+    paths = {name.rpartition(".")[0] for name in names}
+    path = paths.pop()
+    if (
+        paths
+        or not path
+        or {f"{path}.{name}" for name, _ in model.get_submodule(path).named_parameters()} != set(names)
+    ):
+        return None
+    head = model.get_submodule(path)
+    calls: list[tuple[Any, Any]] = []
+    handle = head.register_forward_hook(lambda _, args, output: calls.append((args, output)))
+    try:
+        with torch.no_grad():
+            x = Client(
+                tuple(t[:1] for t in problem.clients[0].data),
+                problem.clients[0].loss,
+                transform=problem.clients[0].transform,
+            )
+            output = model.eval()(x.tensors[0])
+    finally:
+        handle.remove()
+    once = len(calls) == 1 and len(calls[0][0]) == 1
+    return (path, head) if once and calls[0][1] is output else None
