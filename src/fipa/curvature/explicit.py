@@ -82,9 +82,6 @@ class ExplicitRows(TermsOperator):
                 return {name: row[None] for name, row in rows.items()}
             return vmap(pull)(cotangents.permute(2, 0, 1))[0]
 
-        if term.rows is not None:
-            with torch.no_grad():
-                return term.rows(inputs, lambda z: term.factor(z, extra))
         with (
             torch.no_grad(),
             explain_failure(

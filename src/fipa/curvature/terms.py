@@ -33,8 +33,6 @@ from torch.utils import _pytree as pytree
 from fipa.curvature.data import Inputs, cast, length, thinned
 from fipa.curvature.functional import Params, model_caller
 from fipa.errors import SketchError
-from fipa.kernels.small_cnn import SmallCNN
-from fipa.layout import Layout
 
 LossName = Literal["mse", "cross_entropy", "least_squares"]
 
@@ -49,8 +47,6 @@ class Term:
     extra: Inputs
     examples: int
     params: Params
-    rows: Callable[[Inputs, Callable[[Tensor], Tensor]], list[Tensor]] | None = None
-    """A faster way to the rows of some inputs, given the factor as a function of their outputs, where there is one."""
 
     @cached_property
     def rows_per_example(self) -> int:
@@ -206,23 +202,16 @@ def terms_of(
             )
         return z
 
-    small = SmallCNN.of(model, Layout.of(params)) if like.dtype == torch.float32 else None
-
-    def rows(inputs: Inputs, factor: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        assert small is not None
-        return small.rows(params, inputs, factor)
-
     terms = []
     for x in batches:
         n = length(x)
-        fast = rows if small is not None and isinstance(x, Tensor) and x.dim() == 4 else None
         if loss == "mse":
-            terms.append(Term(outputs, _mse_factor(total), x, (), n, params, fast))
+            terms.append(Term(outputs, _mse_factor(total), x, (), n, params))
         elif sampled_labels is None:
-            terms.append(Term(outputs, _softmax_factor(total), x, (), n, params, fast))
+            terms.append(Term(outputs, _softmax_factor(total), x, (), n, params))
         else:
             uniform = torch.rand(n, sampled_labels, generator=generator, dtype=torch.float64).to(like)
-            terms.append(Term(outputs, _sampled_factor(total), x, uniform, n, params, fast))
+            terms.append(Term(outputs, _sampled_factor(total), x, uniform, n, params))
     return terms
 
 

@@ -132,20 +132,3 @@ def images_last(x, index, rows, columns, z):  # type: ignore[no-untyped-def]
                     place = begin[t] + np.uint64(columns[start + t, w] * channels)
                     for c in range(channels):
                         z[c, h + 1, (w + 1) * n + start + t] = pixels[place + np.uint64(c)]
-
-
-@njit(fastmath=True, cache=True)
-def convolve_rows(x, dy, out, n):  # type: ignore[no-untyped-def]
-    """Like `convolve_gradient`, but for each image on its own: out (out, in, 3, 3, n)."""
-    height, width = dy.shape[1] - 2, dy.shape[2] // n - 2
-    for c in range(dy.shape[0]):
-        for k in range(x.shape[0]):
-            for i in range(3):
-                for j in range(3):
-                    total = out[c, k, i, j]
-                    total[:] = 0
-                    for h in range(height):
-                        for w in range(width):
-                            g, a = dy[c, h + 1, (w + 1) * n :], x[k, h + i, (w + j) * n :]
-                            for t in range(n):
-                                total[t] += g[t] * a[t]

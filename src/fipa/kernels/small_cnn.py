@@ -1,8 +1,8 @@
-"""Loss, gradient and Jacobian rows of small CNNs, by the loops of `fipa.kernels.loops`."""
+"""Loss and gradient of small CNNs, by the loops of `fipa.kernels.loops`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,23 +134,6 @@ class SmallCNN:
         work.backward(weights, outputs, slope.div_(len(y)), self._layout.unflatten(gradient))
         return gradient
 
-    def rows(self, weights: Mapping[str, Tensor], x: Tensor, factor: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Rows of the curvature's factor for images x: one (n k, *shape) tensor for each parameter.
-
-        `factor(logits)` gives the directions (n, classes, k) in which the logits are differentiated.
-        """
-        view = View.of(x)
-        work = self._workspace(view)
-        outputs = work.forward(weights, view)
-        directions = factor(outputs[-1].T)
-        n, _, count = directions.shape
-        pieces = [x.new_empty(n, count, *shape) for shape in self._layout.shapes]
-        into = dict(zip(self._layout.names, pieces, strict=True))
-        for k in range(count):
-            slope = directions[:, :, k].T.contiguous()
-            work.rows(weights, outputs, slope, {name: piece[:, k] for name, piece in into.items()})
-        return [piece.flatten(0, 1) for piece in pieces]
-
     def _workspace(self, view: View) -> _Workspace:
         shape = (len(view.index), *view.x.shape[1:])
         if shape not in self._workspaces:
@@ -207,43 +190,10 @@ class _Workspace:
         self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
     ) -> None:
         """Gradients of all weights from the slope of the loss at the last output (classes x n)."""
-
-        def linear(name: str, slope: Tensor, incoming: Tensor) -> None:
-            torch.mm(slope, incoming.T, out=into[name])
-
-        def convolution(name: str, x: Any, slope: Any) -> None:
-            loops.convolve_gradient(x, slope, into[name].numpy(), self._n)
-
-        self._descend(weights, outputs, slope, linear, convolution)
-
-    def rows(
-        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
-    ) -> None:
-        """The same for each image on its own: `into` has tensors (n, *shape)."""
-
-        def linear(name: str, slope: Tensor, incoming: Tensor) -> None:
-            torch.mul(slope.T[:, :, None], incoming.T[:, None, :], out=into[name])
-
-        def convolution(name: str, x: Any, slope: Any) -> None:
-            shape = into[name].shape[1:]
-            each = np.empty((*shape, self._n), np.float32)
-            loops.convolve_rows(x, slope, each, self._n)
-            into[name].copy_(torch.from_numpy(each).movedim(-1, 0))
-
-        self._descend(weights, outputs, slope, linear, convolution)
-
-    def _descend(
-        self,
-        weights: Mapping[str, Tensor],
-        outputs: list[Tensor],
-        slope: Tensor,
-        linear: Callable[[str, Tensor, Tensor], None],
-        convolution: Callable[[str, Any, Any], None],
-    ) -> None:
-        """From the last layer to the first; the two functions take what each kind of layer gets and passes on."""
         n = self._n
         for i, name in reversed(list(enumerate(self._layers.linear))):
-            linear(name, slope, outputs[i].relu() if i else outputs[i])
+            incoming = outputs[i].relu() if i else outputs[i]
+            torch.mm(slope, incoming.T, out=into[name])
             slope = weights[name].T @ slope
             if i:
                 slope = slope * (outputs[i] > 0)
@@ -253,7 +203,7 @@ class _Workspace:
                 loops.pool_gradient(above, self._places[i], self._slopes[i], n)
             else:
                 loops.rectify_gradient(above, self._sums[i], self._slopes[i], n)
-            convolution(layer.weight, self._inputs[i], self._slopes[i])
+            loops.convolve_gradient(self._inputs[i], self._slopes[i], into[layer.weight].numpy(), n)
             if i:
                 turned = weights[layer.weight].transpose(0, 1).flip(2, 3).contiguous().numpy()
                 loops.convolve(self._slopes[i], turned, self._input_slopes[i], n)
