@@ -34,6 +34,11 @@ class StepControl:
         After an accepted round: damping times this, or step divided by it (never above the rule's own step).
     trials
         Most trials in one round; if none is accepted, the model stays as it is.
+    select
+        `"first"`: the first trial that lowers the loss is taken, and the next round begins with what served this one.
+        `"best"`: every round starts from `initial` (or the rule's own setting) and grows more careful as long as that
+        lowers the loss further; the best trial is taken. More trials, but nothing that one odd round can spoil: for
+        losses on few or noisy clients.
     acceleration
         Follow the valley's bend (geodesic acceleration, Transtrum and Sethna 2012). The server sends its step v, and
         clients answer with $J_m^\top r''_m$, the second derivative of their residuals along v seen as a gradient. What
@@ -43,6 +48,7 @@ class StepControl:
     """
 
     adapt: Literal["auto", "damping", "step"] = "auto"
+    select: Literal["first", "best"] = "first"
     initial: float | None = None
     caution: float = 4.0
     boldness: float = 0.5
@@ -52,6 +58,8 @@ class StepControl:
     def __post_init__(self) -> None:
         if not self.caution > 1 or not 0 < self.boldness <= 1 or self.trials < 1:
             raise FipaError("control: caution must exceed 1, boldness be in (0, 1], and trials at least 1")
+        if self.acceleration is not None and self.select == "best":
+            raise FipaError('control: acceleration goes with select = "first"')
         if self.acceleration is not None and not self.acceleration > 0:
             raise FipaError(f"control: acceleration must be positive, got {self.acceleration}")
         if self.initial is not None and not 0 < self.initial < math.inf:
@@ -110,6 +118,8 @@ def controlled(
     bend
         Adds a rule's second-order correction to its result; returns $2 |a| / |v|$ with it.
     """
+    if control.select == "best":
+        return _best(control, rule, loss, propose, probe)
     name = control.parameter(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
     bold = control.boldness if name == "damping" else 1 / control.boldness
@@ -128,3 +138,29 @@ def controlled(
             return Trial(result, min(max(value * bold, SMALLEST), most), value, trial)
         used, value = value, min(max(value * careful, SMALLEST), most)
     return Trial(None, value, used, control.trials)
+
+
+def _best(
+    control: StepControl,
+    rule: Rule,
+    loss: float,
+    propose: Callable[[Rule], Result[Tensor]],
+    probe: Callable[[Tensor], float],
+) -> Trial:
+    """From bold to careful, until the loss, once below where it began, rises again."""
+    name, value = control.parameter(rule), control.start(rule)
+    careful = control.caution if name == "damping" else 1 / control.caution
+    settings: Any = rule
+    best, result, used = loss, None, value
+    for trial in range(1, control.trials + 1):
+        try:
+            tried = propose(replace(settings, **{name: value}))
+            reached = probe(tried.theta)
+        except Diverged:
+            reached = math.inf
+        if reached < best:
+            best, result, used = reached, tried, value
+        elif result is not None:
+            break
+        value *= careful
+    return Trial(result, control.start(rule), used, trial)
