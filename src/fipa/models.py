@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 
 def mlp(sizes: list[int], *, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -61,16 +60,18 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(2, width)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(2, width)
+        self.relu2 = nn.ReLU()
         changes = stride != 1 or width_in != width
         self.shortcut: nn.Module = nn.Identity()
         if changes:
             self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.GroupNorm(2, width))
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        y = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
-        return relu(y + self.shortcut(x))
+        y = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x)))))
+        return self.relu2(y + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -82,6 +83,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.norm = nn.GroupNorm(2, widths[0])
+        self.relu = nn.ReLU()
         stages: list[nn.Module] = []
         width_in = widths[0]
         for i, width in enumerate(widths):
@@ -89,11 +91,13 @@ class ResNet(nn.Module):
                 stages.append(ResidualBlock(width_in, width, stride=2 if i and not j else 1))
                 width_in = width
         self.blocks = nn.Sequential(*stages)
+        # what goes into these modules are the features of stem and stages, before ReLU
+        self.levels = ("relu", *(f"blocks.{blocks * (i + 1) - 1}.relu2" for i in range(len(widths))))
         self.head = nn.Linear(width_in, classes)
         _initialise(self, gain=2.0, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        features = self.blocks(relu(self.norm(self.stem(x)))).mean(dim=(2, 3))
+        features = self.blocks(self.relu(self.norm(self.stem(x)))).mean(dim=(2, 3))
         return self.head(features)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,8 @@ class Descent(ABC):
         FedProx's $\mu$: adds $\frac\mu2 |\theta - \theta^{(k)}|^2$, which keeps clients near the broadcast model.
     lr_decay
         The learning rate of round k is multiplied by this to the power k - 1.
+    clip
+        Longest gradient, by its norm; None for any length.
     """
 
     lr: float
@@ -43,6 +45,7 @@ class Descent(ABC):
     weight_decay: float = 0.0
     proximal: float = 0.0
     lr_decay: float = 1.0
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -50,6 +53,8 @@ class Descent(ABC):
             raise FipaError(f"{name}: give steps or epochs, one of the two")
         if any(value is not None and value < 1 for value in (self.steps, self.epochs, self.batch)):
             raise FipaError(f"{name}: steps, epochs and batch must be at least 1")
+        if self.clip is not None and not self.clip > 0:
+            raise FipaError(f"{name}: clip must be positive, got {self.clip}")
         if not self.lr > 0 or not self.lr_decay > 0 or min(self.weight_decay, self.proximal) < 0:
             raise FipaError(f"{name}: lr and lr_decay must be positive, weight_decay and proximal not negative")
 
@@ -145,6 +150,7 @@ class GaussNewton:
 
 
 LocalRule = Adam | SGD | Scaffold | GaussNewton
+Extra = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # a loss on features, inputs x and labels y
 
 
 def descend(
@@ -156,6 +162,8 @@ def descend(
     lr: float,
     generators: Sequence[torch.Generator],
     correction: Tensor | None = None,
+    extra: Extra | None = None,
+    levels: Sequence[str] = (),
 ) -> Tensor:
     """Train M clients of one form side by side from `theta` (p); return their updates (M x p).
 
@@ -167,17 +175,26 @@ def descend(
         Of each client's batches.
     correction
         Added to the gradients (M x p): SCAFFOLD's $c - c_m$.
+    extra, levels
+        A loss on the features at these levels, for a client that is trained alone.
     """
     thetas = theta.expand(objective.size, -1).clone().requires_grad_()
     optimizer = rule.optimizer(thetas, lr)
     batches = Batches(objective.lengths, rule.batch, generators) if rule.batch else None
     limits = torch.tensor(steps)
     for step in range(max(steps, default=0)):
-        gradient = objective.gradients(thetas.detach(), batches.draw(step) if batches else None, generators)
+        chosen = batches.draw(step) if batches else None
+        if extra is None:
+            gradient = objective.gradients(thetas.detach(), chosen, generators)
+        else:
+            gradient = objective.gradients_with(extra, levels, thetas.detach(), chosen, generators)
         if rule.proximal:
             gradient = gradient.add(thetas.detach() - theta, alpha=rule.proximal)
         if correction is not None:
             gradient = gradient + correction
+        if rule.clip is not None:
+            norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient = gradient * (rule.clip / norms).clamp(max=1)
         thetas.grad = gradient
         done = limits <= step
         before = thetas.detach()[done].clone() if bool(done.any()) else None

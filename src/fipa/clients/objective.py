@@ -103,6 +103,22 @@ class Objective:
         curvature = jvp(slope, (flat,), (direction,))[1]
         return vjp(rows, flat)[1](curvature)[0]
 
+    def features(self, flat: Tensor, x: Tensor, levels: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+        """The outputs, and what goes into the modules at `levels` on the way."""
+        seen: dict[str, Tensor] = {}
+        handles = [
+            self._model.get_submodule(level).register_forward_pre_hook(
+                lambda _, args, level=level: seen.update({level: args[0]})
+            )
+            for level in levels
+        ]
+        try:
+            outputs = self._model_at(flat)(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return outputs, [seen[level] for level in levels]
+
     def loss(self, flat: Tensor, terms: Terms) -> Tensor:
         """The loss at flat parameters (p) on all of the terms, or on batches of them."""
         model = self._model_at(flat)
@@ -185,6 +201,34 @@ class StackedObjective:
             return gradient[None]
         with torch.no_grad():
             return self._traced(vmap(grad(self._loss)), "gradient", thetas, terms)
+
+    def gradients_with(
+        self,
+        extra: Callable[[Sequence[Tensor], Tensor, Tensor], Tensor],
+        levels: Sequence[str],
+        thetas: Tensor,
+        index: Sequence[Tensor] | None,
+        augmented: Sequence[torch.Generator],
+    ) -> Tensor:
+        """Gradient (1 x p) of cross entropy and of a loss `extra(features, x, y)`, for a client that is alone here."""
+        terms = self.terms if index is None else self._batch(index)
+        if self._first.augment is not None:
+            terms = self._vary(terms, augmented)
+        ((x, y),) = terms
+        flat = thetas[0].detach().requires_grad_()
+        with torch.enable_grad():
+            outputs, features = self._first.features(flat, x, levels)
+            (gradient,) = torch.autograd.grad(cross_entropy(outputs, y) + extra(features, x, y), flat)
+        return gradient[None]
+
+    def features_at(self, levels: Sequence[str]) -> Callable[[Tensor, Tensor], list[Tensor]]:
+        """Features of other models, as a function of their parameters and of x."""
+
+        def features(flat: Tensor, x: Tensor) -> list[Tensor]:
+            with torch.no_grad():
+                return self._first.features(flat, x, levels)[1]
+
+        return features
 
     def _small_gradient(
         self, flat: Tensor, index: Sequence[Tensor] | None, generators: Sequence[torch.Generator] | None

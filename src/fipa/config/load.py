@@ -55,7 +55,7 @@ def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experim
         text = (SHIPPED / source if shipped else path).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source} is not UTF-8 text: {error}") from error
-    content = _parse(text, source)
+    content = _based(_parse(text, source), source)
     if path.suffix == ".py":
         content |= {"title": path.stem, "problem": {"name": "python", "file": str(path.resolve())}}
     problem = content.get("problem")
@@ -73,7 +73,7 @@ def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experim
     except ConfigError as error:
         if not changes:
             raise
-        validate(_parse(text, source) | {"problem": problem}, source, text)  # if the file is wrong, say that
+        validate(_based(_parse(text, source), source) | {"problem": problem}, source, text)  # if the file is wrong
         sets = " ".join(f"--set {change}" for change in changes)
         raise ConfigError("\n".join(f"{sets}: {line.split(': ', 1)[1]}" for line in str(error).splitlines())) from error
     return path.stem if path.suffix else name_or_path, experiment
@@ -103,6 +103,28 @@ def _merged(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     if isinstance(content.get("arms"), list):
         content["arms"] = [deepcopy(defaults) | arm if isinstance(arm, dict) else arm for arm in content["arms"]]
     return content
+
+
+def _based(content: dict[str, Any], source: str) -> dict[str, Any]:
+    """With `base = "NAME"`, all that the file does not say is as in the shipped experiment of that name."""
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    if base not in names():
+        raise ConfigError(f"{source}: base = {base!r} is none of the shipped experiments: {', '.join(names())}")
+    return _over(_based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml"), content)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged, unless they are of another kind (`name`); all else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = below.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
+            merged[key] = _over(old, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

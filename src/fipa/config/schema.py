@@ -18,6 +18,7 @@ from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fipa.clients.features import FedRCL, Moon
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
 from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
@@ -54,7 +55,14 @@ RULES: dict[str, type] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
 }
-LOCAL_RULES: dict[str, type] = {"adam": Adam, "sgd": SGD, "scaffold": Scaffold, "gauss-newton": GaussNewton}
+LOCAL_RULES: dict[str, type] = {
+    "adam": Adam,
+    "sgd": SGD,
+    "scaffold": Scaffold,
+    "moon": Moon,
+    "fedrcl": FedRCL,
+    "gauss-newton": GaussNewton,
+}
 
 
 class Strict(BaseModel):

@@ -151,8 +151,9 @@ def _best(
     name, value = control.parameter(rule), control.start(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
     settings: Any = rule
-    best, result, used = loss, None, value
-    for trial in range(1, control.trials + 1):
+    best, result, used, trials = loss, None, value, 0
+    while trials < control.trials:
+        trials += 1
         try:
             tried = propose(replace(settings, **{name: value}))
             reached = probe(tried.theta)
@@ -163,4 +164,4 @@ def _best(
         elif result is not None:
             break
         value *= careful
-    return Trial(result, control.start(rule), used, trial)
+    return Trial(result, control.start(rule), used, trials)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregator
 from fipa.aggregation.update import ClientUpdate
+from fipa.clients.features import Moon
 from fipa.clients.local_rules import GaussNewton, Scaffold
 from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
@@ -168,6 +169,10 @@ class Federation:
             for old in state.late:
                 events.append(_event(k, old.update.client_id, "its late answer belongs to the last stage: not used"))
             state = replace(state, rule_state={}, control_value=None, late=())
+            if k > self.arm.after + 1:
+                before, _ = stage_at(self.arm.stages, k - 1 - self.arm.after)
+                if type(before.local) is not type(stage.local):
+                    state = replace(state, variates={})
 
         asked = self.arm.participation.select(self.num_examples, self.seed, k)
         delays = {client: self.arm.faults.delay(self.seed, k, client) for client in asked}
@@ -209,7 +214,10 @@ class Federation:
         else:
             events.append(_event(k, None, "nobody answered in time: the model stays as it is"))
 
-        state = State(theta, k, rule_state, value, self._variates(state.variates, in_time), late)
+        variates = self._variates(state.variates, in_time)
+        if isinstance(stage.local, Moon):
+            variates |= {_id(reply): state.theta + _delta(reply) for reply in replies}
+        state = State(theta, k, rule_state, value, variates, late)
         seconds = begun.seconds + client_seconds + time.perf_counter() - start
         ranks = [u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates]
         record = {
@@ -250,6 +258,8 @@ class Federation:
         if isinstance(stage.local, Scaffold):
             order = replace(order, variates=state.variates)
             downlink *= 2
+        elif isinstance(stage.local, Moon):  # clients keep their own last models: nothing is sent
+            order = replace(order, variates={m: v for m, v in state.variates.items() if m in clients})
         if order.asks_for_gradients and clients:
             groups = self.site.groups(clients, self.arm.group)
             total = self._executor.gradients(self.scope, groups, state.theta, k).sum(dim=0)
@@ -375,6 +385,11 @@ def _event(round_number: int, client: int | str | None, text: str) -> dict[str, 
 def _id(reply: Reply) -> int:
     assert isinstance(reply.update.client_id, int)
     return reply.update.client_id
+
+
+def _delta(reply: Reply) -> Tensor:
+    assert isinstance(reply.update.delta, Tensor)
+    return reply.update.delta
 
 
 def _setting(rule: Rule, name: str) -> float | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client, pooled
+from fipa.clients.features import FeatureRule, Moon
 from fipa.clients.local_rules import Descent, GaussNewton, LocalRule, Scaffold, descend
 from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.curvature.additive import AdditiveStatistics
@@ -37,7 +38,7 @@ class Order:
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
     gradient_norm: float | None = None  # of the sum over the clients
-    variates: Mapping[int, Tensor] = field(default_factory=dict)  # SCAFFOLD's, of each client and of the SERVER
+    variates: Mapping[int, Tensor] = field(default_factory=dict)  # SCAFFOLD's, and MOON's last local models
 
     @property
     def asks_for_gradients(self) -> bool:
@@ -251,6 +252,8 @@ class Site:
         if isinstance(rule, Scaffold):
             own = [order.variates.get(client, torch.zeros_like(order.theta)) for client in clients]
             correction = torch.stack([server - c for c in own])
+        if isinstance(rule, FeatureRule):
+            return self._descend_by_features(clients, order, rule, steps, generators)
         self.problem.model.train()
         with torch.random.fork_rng(devices=[]):  # dropout knows no other generator
             torch.manual_seed(seed_for(self.seed, "noise", order.round_number, clients[0]))
@@ -262,6 +265,33 @@ class Site:
             return [delta.clone() for delta in deltas], [None] * len(clients)  # each with its own memory, to be sent
         changes = [-server - delta / (count * lr) for delta, count in zip(deltas, steps, strict=True)]
         return [delta.clone() for delta in deltas], changes
+
+    def _descend_by_features(
+        self,
+        clients: Sequence[int],
+        order: Order,
+        rule: FeatureRule,
+        steps: Sequence[int],
+        generators: Sequence[torch.Generator],
+    ) -> tuple[list[Tensor], list[None]]:
+        """One client after the other: features cannot be had side by side."""
+        model, levels, deltas = self.problem.model, rule.levels_of(self.problem.model), []
+        model.train()
+        for client, count, generator in zip(clients, steps, generators, strict=True):
+            if self.clients[client].loss != "cross_entropy":
+                raise FipaError(f"{type(rule).__name__} is for classification: client {client} has another loss")
+            stack = self._stack((client,))
+            previous = order.variates.get(client, order.theta) if isinstance(rule, Moon) else order.theta
+            extra = rule.extra(stack.features_at(levels), order.theta, previous)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_for(self.seed, "noise", order.round_number, client))
+                delta = descend(
+                    stack, order.theta, rule, [count], lr=self._lr(order, rule), generators=[generator], extra=extra,
+                    levels=levels,
+                )  # fmt: skip
+            deltas.append(delta[0])
+        model.eval()
+        return deltas, [None] * len(clients)
 
     @staticmethod
     def _lr(order: Order, rule: Descent) -> float:
