@@ -32,10 +32,11 @@ Terms = tuple[Any, ...]  # one pytree of tensors per term of the loss, with the 
 class Objective:
     """The loss of one client, `loss(flat, terms)`, and its data as `terms`.
 
-    Two clients with the same `form` differ in nothing but the numbers in their terms.
+    Two clients with the same `form` differ in nothing but the numbers in their terms. Clients of one model share
+    `small`, a faster way to its loss and gradient, and the memory that it works in.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, client: Client) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, client: Client, small: SmallCNN | None = None) -> None:
         params = dict(model.named_parameters())
         self._call = model_caller(model, {name: params[name] for name in layout.names})
         self._layout = layout
@@ -50,7 +51,7 @@ class Objective:
         self.form = (functions, str(structure), shapes, client.transform, client.augment)
         self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in stored)
         self.augment = client.augment
-        self.small = SmallCNN.of(model, layout) if client.loss == "cross_entropy" else None
+        self.small = small if client.loss == "cross_entropy" else None
 
     @property
     def terms(self) -> Terms:

@@ -21,6 +21,7 @@ from fipa.errors import Diverged, FipaError, NotFinite
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
 from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for, seed_for
+from fipa.kernels.small_cnn import SmallCNN
 
 KEPT = 32  # stacks of clients' data
 SERVER = -1  # the server's place among the control variates
@@ -74,12 +75,15 @@ class Site:
         self.initial = problem.initial
         self._centralised = centralised
         self._traces: Traces = {}
+        self._small = SmallCNN.of(problem.model, problem.layout)
         self._round = 0
         self._take(problem.clients)
 
     def _take(self, clients: Sequence[Client]) -> None:
         self.clients: tuple[Client, ...] = (pooled(clients),) if self._centralised else tuple(clients)
-        self._objectives = [Objective(self.problem.model, self.problem.layout, client) for client in self.clients]
+        self._objectives = [
+            Objective(self.problem.model, self.problem.layout, client, self._small) for client in self.clients
+        ]
         self._stacks: dict[tuple[int, ...], StackedObjective] = {}
 
     def _turn(self, round_number: int) -> None:

@@ -19,6 +19,7 @@ except ImportError:  # numba is optional
     _loops = None  # type: ignore[assignment]
 
 loops: Any = _loops
+BLOCK = 100  # images whose loss is taken at once
 LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
 
 
@@ -117,11 +118,11 @@ class SmallCNN:
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Of images x (n x channels x height x width): (n x classes)."""
         view = View.of(x)
-        return self._workspace(view).forward(self._layout.unflatten(flat), view)[-1].T
+        return self._workspace(view).forward(self._layout.unflatten(flat), view)[-1].T.clone()
 
     def loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross entropy."""
-        return cross_entropy(self.logits(flat, x), y)
+        return cross_entropy(torch.cat([self.logits(flat, block) for block in x.split(BLOCK)]), y)
 
     def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:
         """Of the mean cross entropy, flat."""
