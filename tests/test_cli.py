@@ -351,7 +351,7 @@ def test_terminal_shows_round_metric_and_time_left(tmp_path: Path) -> None:
     text = seen.decode()
     assert "12/12" in text
     assert "left" in text
-    assert f"{results(tmp_path / 'run')['arms']['B']['0']['metric'][-1]:.2e}" in text
+    assert f"{results(tmp_path / 'run')['arms']['B']['0']['metric'][-1]:.3e}" in text
     assert "\x1b[" in text
     assert "finished at round" not in text
 

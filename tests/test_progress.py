@@ -82,7 +82,7 @@ def test_bars_show_round_metric_and_time_left(experiment: Experiment, monkeypatc
             bars.round("A", 0, record(k, 0.125))
     last = file.getvalue().rpartition("A ")[2]
     assert "4/10" in last
-    assert "1.25e-01" in last
+    assert "1.250e-01" in last
     assert "1:20 left" in last  # 16 of 20 rounds, 5 seconds each
 
 
@@ -142,7 +142,7 @@ def test_watchers_are_all_told_and_closed() -> None:
         watchers.round("A", 0, record(1, 1.0))
         watchers.end("A", 0, "finished")
         raise KeyboardInterrupt
-    calls = [("A", 0, 0, 2), ("A", 0, record(1, 1.0)), ("A", 0, "finished")]
+    calls = [("A", 0, 0, 2, 0), ("A", 0, record(1, 1.0)), ("A", 0, "finished")]
     assert told == [x for x in ("open", *calls, "closed") for _ in range(2)]
 
 

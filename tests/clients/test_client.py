@@ -81,3 +81,57 @@ def test_pooled_loss_is_the_weighted_mean(kind: str, counts: tuple[int, ...]) ->
 def test_different_losses_cannot_be_pooled() -> None:
     with pytest.raises(FipaError, match="different losses"):
         pooled([client("mse", 0), client("plain", 0)])
+
+
+# --- what the model sees of the data ---
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_tensors_are_made_of_the_data_whenever_they_are_asked_for() -> None:
+    calls = []
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return x / 2
+
+    x, y = torch.arange(8, dtype=torch.uint8).reshape(4, 2), torch.tensor([0, 1, 0, 1])
+    one = Client((x, y), "cross_entropy", transform=halves)
+    assert calls == []
+    assert one.num_examples == 4
+    seen, labels = one.tensors
+    assert seen.tolist() == [[0, 0.5], [1, 1.5], [2, 2.5], [3, 3.5]]
+    assert labels is y
+    assert one.tensors[0] is not seen
+    assert calls == [4, 4]
+    assert one.data[0] is x
+
+
+def test_tensors_without_a_transform_are_the_data() -> None:
+    one = Client((X, Y), "mse", augment=lambda x, generator: x + 1)
+    assert one.tensors is one.data
+
+
+@pytest.mark.parametrize("more", [{"transform": double}, {"augment": lambda x, generator: x}])
+def test_residuals_are_not_transformed(more: dict[str, object]) -> None:
+    with pytest.raises(FipaError, match="transform and augment are for tensors"):
+        Client((Residual(misfit, X, Y),), **more)
+
+
+def test_pooled_clients_are_transformed_and_augmented_as_each_of_them() -> None:
+    def vary(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x
+
+    clients = [Client((torch.full((n, 2), float(n)), Y[:n]), "mse", transform=double, augment=vary) for n in (1, 3)]
+    whole = pooled(clients)
+    assert whole.data[0].tolist() == [[1, 1], [3, 3], [3, 3], [3, 3]]
+    assert whole.tensors[0].tolist() == [[2, 2], [6, 6], [6, 6], [6, 6]]
+    assert (whole.num_examples, whole.augment) == (4, vary)
+
+
+@pytest.mark.parametrize("more", [{"transform": double}, {"augment": lambda x, generator: x}])
+def test_clients_that_see_their_data_differently_cannot_be_pooled(more: dict[str, object]) -> None:
+    with pytest.raises(FipaError, match="different losses, transforms or augmentations"):
+        pooled([Client((X, Y), "mse"), Client((X, Y), "mse", **more)])

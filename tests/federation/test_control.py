@@ -26,9 +26,9 @@ from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Proble
 from fipa.clients.local_rules import SGD, GaussNewton
 from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
 from fipa.federation.engine import Arm, Federation, State
-from fipa.federation.executor import Executor
+from fipa.federation.executor import Executor, Scope, Work
 from fipa.federation.plans import SketchPlan
-from fipa.federation.site import Order, Reply
+from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
 
 NAN = float("nan")
@@ -148,20 +148,15 @@ class Counting(Executor):
 
     worked = probed = 0
 
-    def work(self, seed: int, centralised: bool, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
+    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Work:
         self.worked += 1
-        return super().work(seed, centralised, groups, order)
+        return super().start(scope, groups, order)
 
     def losses(
-        self,
-        seed: int,
-        centralised: bool,
-        groups: Sequence[tuple[int, ...]],
-        theta: torch.Tensor,
-        round_number: int = 0,
+        self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: torch.Tensor, round_number: int = 0
     ) -> list[float]:
         self.probed += 1
-        return super().losses(seed, centralised, groups, theta, round_number)
+        return super().losses(scope, groups, theta, round_number)
 
 
 def test_rejected_fedavg_steps_are_halved_from_the_same_updates() -> None:

@@ -130,7 +130,7 @@ def test_warm_up_then_fipa_with_a_scaled_learning_rate() -> None:
     local = SGD(lr=0.1, steps=2, lr_decay=0.9)
     fipa_rounds = stage(FIPA(0.8), local, 2, SketchPlan(rank=None), lr_scale=0.5, damping_decay=0.25)
     arm = Arm("a", (stage(FedAvg(), local, 2), fipa_rounds))
-    assert arm.rounds == 4
+    assert arm.last == 4
     rounds, theta = run(arm), THETA
     for k, (state, record) in enumerate(rounds, start=1):
         lr = 0.1 * 0.9 ** (k - 1) * (1.0 if k <= 2 else 0.5)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from federation.cases import START, comparable, data, linear, lines, stage
-from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, Problem, Residual
+from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, FipaError, Problem, Residual
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
-from fipa.federation.executor import Executor
+from fipa.federation.executor import Executor, Scope
+from fipa.federation.parameters import load_theta, save_theta
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, SketchPlan
 from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
+from fipa.problems.vision import CNN, images
 
 FOUR = partial(sine, waves=2, samples=12, hidden=(4,), edges=(0.0, 0.3, 0.5, 0.8, 1.0), grid=16)
 FULL = SketchPlan(rank=None)
+SCOPE = Scope(0)
 ARMS = {
     "adam, fipa, control": Arm(
         "a", (stage(FIPA(0.1), Adam(lr=0.01, epochs=1, batch=5), 3, FULL, control=StepControl()),), group=3
@@ -61,7 +66,7 @@ def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> N
     with Executor(FOUR) as one:
         expected = rounds(one, ARMS[name], seed=1)
     found = rounds(two, ARMS[name], seed=1)
-    assert len(found) == ARMS[name].rounds
+    assert len(found) == ARMS[name].last
     for (state, record), (same, reference) in zip(found, expected, strict=True):
         assert torch.equal(state.theta, same.theta)
         assert comparable(record) == comparable(reference)
@@ -90,20 +95,20 @@ def test_answers_come_in_the_order_of_the_groups() -> None:
     with Executor(lines) as executor:
         order = Order(1, torch.tensor(START, dtype=torch.float64), SGD(lr=0.1, steps=1))
         groups = [(2,), (0,), (1,)]
-        assert [r.update.client_id for r in executor.work(0, False, groups, order)] == [2, 0, 1]
-        site = executor.site(0, False)
-        assert executor.losses(0, False, groups, order.theta) == [site.losses((m,), order.theta)[0] for m in (2, 0, 1)]
-        gradients = executor.gradients(0, False, groups, order.theta)
+        assert [r.update.client_id for r in executor.work(SCOPE, groups, order)] == [2, 0, 1]
+        site = executor.site(SCOPE)
+        assert executor.losses(SCOPE, groups, order.theta) == [site.losses((m,), order.theta)[0] for m in (2, 0, 1)]
+        gradients = executor.gradients(SCOPE, groups, order.theta)
         assert torch.equal(gradients, torch.cat([site.gradients((m,), order.theta) for m in (2, 0, 1)]))
 
 
 def test_sites_are_kept_by_seed_and_kind() -> None:
     with Executor(lines) as executor:
-        site = executor.site(0, False)
-        assert executor.site(0, False) is site
-        assert len(executor.site(0, True).clients) == 1
-        assert executor.site(1, False).seed == 1
-        assert not torch.equal(executor.site(1, False).clients[0].data[0].inputs[0], site.clients[0].data[0].inputs[0])
+        site = executor.site(SCOPE)
+        assert executor.site(Scope(0)) is site
+        assert len(executor.site(Scope(0, centralised=True)).clients) == 1
+        assert executor.site(Scope(1)).seed == 1
+        assert not torch.equal(executor.site(Scope(1)).clients[0].data[0].inputs[0], site.clients[0].data[0].inputs[0])
 
 
 def test_two_arms_on_one_problem_start_alike() -> None:
@@ -124,3 +129,99 @@ def test_threads_are_set() -> None:
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# --- images, and evaluation while workers are busy ---
+
+DIGITS = partial(images, dataset="digits", model=CNN((4, 8), 8), clients=4, samples=30, test_samples=50)
+TRAINED = Arm("a", (stage(FIPA(0.1), SGD(lr=0.1, epochs=1, batch=8), 3, SketchPlan(rank=5)),), group=1)
+
+
+def test_two_workers_train_an_image_classifier_to_the_same_bits() -> None:
+    with Executor(DIGITS) as one:
+        expected = rounds(one, TRAINED)
+    with Executor(DIGITS, workers=2) as two:
+        found = rounds(two, TRAINED)
+        head = rounds(two, replace(TRAINED, params=("8.*",)))
+    for (state, record), (same, reference) in zip(found, expected, strict=True):
+        assert torch.equal(state.theta, same.theta)
+        assert comparable(record) == comparable(reference)
+        assert 0 <= record["metric"] <= 100
+    assert found[-1][1]["loss"] < found[0][1]["loss"]
+    with Executor(DIGITS) as one:
+        for (state, record), (same, reference) in zip(
+            head, rounds(one, replace(TRAINED, params=("8.*",))), strict=True
+        ):
+            assert state.theta.numel() == 8 * 10
+            assert torch.equal(state.theta, same.theta)
+            assert comparable(record) == comparable(reference)
+
+
+def test_evaluation_during_the_next_round_changes_no_record(two: Executor) -> None:
+    arm = Arm("a", (stage(FIPA(0.1), Adam(lr=0.01, epochs=1), 4, FULL, control=StepControl()),), group=1)
+    federation = Federation(arm, 0, two)
+    together = list(federation.rounds(federation.start()))
+    state = federation.start()
+    for after, record in together:
+        state, alone = federation.round(state)
+        assert torch.equal(after.theta, state.theta)
+        assert comparable(record) == comparable(alone)
+    assert len(together) == 4
+
+
+def test_workers_begin_before_the_last_model_is_evaluated(two: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    start, evaluate = Executor.start, Problem.evaluate
+    monkeypatch.setattr(
+        Executor, "start", lambda self, scope, groups, order: (
+            told.append(("start", order.round_number)), start(self, scope, groups, order))[1]
+    )  # fmt: skip
+    monkeypatch.setattr(Problem, "evaluate", lambda self, theta: (told.append("evaluate"), evaluate(self, theta))[1])
+    federation = Federation(Arm("a", (stage(FedAvg(), rounds=3),)), 0, two)
+    for _, record in federation.rounds(federation.start()):
+        told.append(("seen", record["round"]))
+    assert told == [
+        ("start", 1), ("start", 2), "evaluate", ("seen", 1), ("start", 3), "evaluate", ("seen", 2), "evaluate",
+        ("seen", 3),
+    ]  # fmt: skip
+
+
+# --- where arms start, and what they train ---
+
+
+def test_arms_start_at_parameters_in_a_file(tmp_path: Path) -> None:
+    save_theta(tmp_path / "theta.safetensors", torch.tensor([2.0, 3.0], dtype=torch.float64))
+    plain = Arm("a", (stage(FedAvg(), rounds=2),))
+    arm = replace(plain, start=str(tmp_path / "theta.safetensors"), after=5)
+    assert (plain.last, arm.last) == (2, 7)
+    with Executor(lines) as executor:
+        federation = Federation(arm, 0, executor)
+        assert federation.start().theta.tolist() == [2.0, 3.0]
+        assert [record["round"] for _, record in rounds(executor, arm)] == [6, 7]
+        assert Federation(plain, 0, executor).start().theta.tolist() == list(START)
+
+
+def test_an_arm_after_a_warm_up_is_the_rest_of_one_that_has_both(tmp_path: Path) -> None:
+    """The same clients, batches and sketches in rounds 3 and 4, and learning rates that have decayed as long."""
+    local = SGD(lr=0.1, epochs=1, batch=5, lr_decay=0.5)
+    first, second = stage(FedAvg(), local, 2), stage(FIPA(0.1), local, 2, SketchPlan(rank=4))
+    some = Participation("uniform", 2)
+    with Executor(FOUR) as executor:
+        whole = rounds(executor, Arm("a", (first, second), some))
+        warm = rounds(executor, Arm("a", (first,), some))
+        save_theta(tmp_path / "theta.safetensors", warm[-1][0].theta)
+        rest = rounds(executor, Arm("a", (second,), some, after=2, start=str(tmp_path / "theta.safetensors")))
+    assert len({tuple(record["clients"]) for _, record in whole}) > 1
+    for (state, record), (same, reference) in zip(warm + rest, whole, strict=True):
+        assert torch.equal(state.theta, same.theta)
+        assert comparable(record) == comparable(reference)
+
+
+def test_parameters_in_a_file_are_kept_to_the_bit(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.float64):
+        theta = torch.randn(7, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        save_theta(tmp_path / "theta.safetensors", theta)
+        assert torch.equal(load_theta(tmp_path / "theta.safetensors"), theta)
+    assert [path.name for path in tmp_path.iterdir()] == ["theta.safetensors"]
+    with pytest.raises(FipaError, match="absent.safetensors is missing: it holds the parameters that a warm-up"):
+        load_theta(tmp_path / "absent.safetensors")

@@ -14,7 +14,7 @@ from fipa import FIPA, Client, FedAvg, FipaError, Problem, Residual
 from fipa.clients.local_rules import SGD, GaussNewton
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
-from fipa.federation.executor import Executor
+from fipa.federation.executor import Executor, Scope
 from fipa.federation.plans import AdaptiveRank, SketchPlan
 from fipa.federation.site import Order, Site
 from fipa.pde import Points
@@ -131,8 +131,8 @@ def test_probes_ask_for_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     losses = Executor.losses
 
-    def spy(self: Executor, seed: int, centralised: bool, groups: object, theta: Tensor, k: int = 0) -> list[float]:
-        found = losses(self, seed, centralised, groups, theta, k)
+    def spy(self: Executor, scope: Scope, groups: object, theta: Tensor, k: int = 0) -> list[float]:
+        found = losses(self, scope, groups, theta, k)
         problem = SQUARE(0)
         problem.load(theta)
         asked.append((k, found, loss_by_hand(problem.resample(k), problem)))

@@ -48,7 +48,7 @@ def test_interrupted_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
         assert any(state.late for state, _ in whole[:-1])
     if name == "control":
         assert len({state.control_value for state, _ in whole}) > 2
-    for stop in range(1, arm.rounds):
+    for stop in range(1, arm.last):
         folder = RunFolder(tmp_path / str(stop))
         for state, record in whole[:stop]:
             folder.save(state, record, "running")
@@ -56,7 +56,7 @@ def test_interrupted_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
         assert status == "running"
         assert history == json.loads(json.dumps(finite([record for _, record in whole[:stop]])))
         rest = run(arm, alike, seed=3, state=loaded)
-        assert len(rest) == arm.rounds - stop
+        assert len(rest) == arm.last - stop
         for (state, record), (expected, reference) in zip(rest, whole[stop:], strict=True):
             assert torch.equal(state.theta, expected.theta)
             assert comparable(record) == comparable(reference)

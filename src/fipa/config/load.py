@@ -99,7 +99,8 @@ def _merged(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(defaults, dict):
         raise ConfigError(f"{source}: defaults must be a table")
     if isinstance(content.get("warmup"), dict):
-        content["warmup"] = deepcopy(defaults) | content["warmup"]
+        common = {key: value for key, value in defaults.items() if key not in ("params", "start")}
+        content["warmup"] = deepcopy(common) | content["warmup"]
     if isinstance(content.get("arms"), list):
         content["arms"] = [deepcopy(defaults) | arm if isinstance(arm, dict) else arm for arm in content["arms"]]
     return content
