@@ -100,6 +100,44 @@ def test_bars_of_resumed_runs_count_only_new_rounds(experiment: Experiment, monk
     assert "0:07 left" in file.getvalue()
 
 
+def test_rounds_of_a_warm_up_are_not_the_arms_own(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm of rounds 5 to 10, on two seeds."""
+    now = [0.0]
+    monkeypatch.setattr("fipa.progress.time.monotonic", lambda: now[0])
+    out, file = console(terminal=True)
+    with Progress(out, experiment) as bars:
+        bars.begin("A", 0, 4, 10, 4)
+        now[0] += 3.0
+        bars.round("A", 0, record(5, 62.5))
+        (task,) = bars._bars.tasks
+        assert (task.total, task.completed) == (12, 1)
+    last = file.getvalue().rpartition("A ")[2]
+    assert "5/10" in last
+    assert "62.50" in last
+    assert "0:33 left" in last
+
+
+def test_bars_keep_the_metric_of_the_last_evaluation(experiment: Experiment) -> None:
+    out, file = console(terminal=True)
+    with Progress(out, experiment) as bars:
+        bars.begin("A", 0, 0, 10)
+        bars.round("A", 0, record(1, 0.25))
+        bars.round("A", 0, {"round": 2, "metric": None})
+    last = file.getvalue().rpartition("A ")[2]
+    assert "2/10" in last
+    assert "2.500e-01" in last
+
+
+def test_log_of_an_arm_after_a_warm_up() -> None:
+    """It goes on only if some of its own rounds were there."""
+    out, file = console()
+    log = Log(out)
+    log.begin("A", 0, 4, 6, 4)
+    assert file.getvalue() == ""
+    log.begin("A", 0, 5, 6, 4)
+    assert file.getvalue() == "A, seed 0: goes on after round 5 of 6\n"
+
+
 def test_bars_say_what_diverged(experiment: Experiment) -> None:
     out, file = console(terminal=True)
     with Progress(out, experiment) as bars:

@@ -49,6 +49,46 @@ rule = {{ name = "fipa" }}
 local = {{ name = "gauss-newton" }}
 """
 
+IMAGES = """\
+rounds = 2
+seeds = [0, 1]
+
+[problem]
+name = "images"
+dataset = "digits"
+model = { channels = [2, 4], hidden = 4 }
+clients = 4
+samples = 20
+test_samples = 40
+augment = { crop = 1, flip = false }
+
+[engine]
+group = 1
+
+[defaults]
+local = { name = "sgd", lr = 0.1, epochs = 1, batch = 8 }
+participation = { kind = "uniform", count = 2 }
+
+[warmup]
+rounds = 3
+rule = { name = "fedavg" }
+
+[[arms]]
+name = "A"
+rule = { name = "fedavg" }
+
+[[arms]]
+name = "B"
+rule = { name = "fipa", damping = 0.1 }
+sketch = { rank = 4 }
+params = "9.*"
+
+[[arms]]
+name = "C"
+rule = { name = "fedavg" }
+start = 1
+"""
+
 OWN_PROBLEM = """\
 import torch
 
@@ -116,7 +156,8 @@ def numbers(directory: Path) -> dict[str, Any]:
     content = results(directory)
     for key in ("command", "machine", "config"):
         del content[key]
-    for seeds in content["arms"].values():
+    warmup = [content["warmup"]["seeds"]] if "warmup" in content else []
+    for seeds in (*warmup, *content["arms"].values()):
         for curves in seeds.values():
             del curves["seconds"], curves["peak_memory_mib"]
     return content

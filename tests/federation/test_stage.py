@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from federation.cases import stage
+from federation.cases import run, stage
 from fipa import FIPA, FedAvg, FipaError
+from fipa.federation.engine import Arm
+from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import stage_at
 
 
@@ -32,3 +35,27 @@ def test_damping_decays_within_the_stage() -> None:
 def test_rules_without_damping_keep_their_own() -> None:
     """No decay is asked for, so the rule need not have a damping."""
     assert stage(FedAvg()).rule_at(3) == FedAvg()
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "expected"),
+    [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (2, 4, [1, 3]), (3, 2, [1]), (10, 1, [0])],
+)
+def test_evaluated_every_so_often_and_at_the_end(every: int, rounds: int, expected: list[int]) -> None:
+    one = stage(FedAvg(), rounds=rounds, evaluate_every=every)
+    assert [place for place in range(rounds) if one.evaluates(place)] == expected
+
+
+def test_rounds_between_evaluations_are_at_least_one() -> None:
+    with pytest.raises(FipaError, match="evaluate_every must be at least 1, got 0"):
+        stage(FedAvg(), evaluate_every=0)
+
+
+def test_rounds_that_are_not_evaluated_have_no_metric_and_are_otherwise_the_same() -> None:
+    plain, sparse = (run(Arm("a", (stage(FedAvg(), rounds=3, evaluate_every=n), stage(FIPA(0.1), None, 2,
+                     SketchPlan(), evaluate_every=n)))) for n in (1, 2))  # fmt: skip
+    assert [record["metric"] is not None for _, record in sparse] == [False, True, True, False, True]
+    for (state, record), (same, reference) in zip(sparse, plain, strict=True):
+        assert torch.equal(state.theta, same.theta)
+        assert record["metric"] in (None, reference["metric"])
+        assert record["loss"] == reference["loss"]

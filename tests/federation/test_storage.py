@@ -271,3 +271,20 @@ def test_history_is_written_before_the_checkpoint(tmp_path: Path, monkeypatch: p
     )
     folder.save(state_at(2), {"round": 2}, "running")
     assert seen == [2]
+
+
+def test_rounds_of_a_warm_up_are_kept_elsewhere(tmp_path: Path) -> None:
+    """A folder after 4 rounds: its first line is round 5, and what follows the checkpoint is cut off."""
+    folder = RunFolder(tmp_path, keep_thetas=True, after=4)
+    for k in (5, 6):
+        folder.save(state_at(k), {"round": k}, "running")
+    state, history, _ = folder.load()
+    assert (state.round_number, history) == (6, [{"round": 5}, {"round": 6}])
+    with folder.history.open("a") as file:
+        file.write('{"round": 7')
+    assert len(RunFolder(tmp_path, True, 4).load(repair=True)[1]) == 2
+    assert folder.history.read_text().count("\n") == 2
+    assert folder.thetas.stat().st_size == 2 * 3 * 8
+    with pytest.raises(FipaError, match="has 2 rounds, its checkpoint 6"):
+        RunFolder(tmp_path).load()
+    assert folder.start(4).name == "theta-4.safetensors"

@@ -169,6 +169,7 @@ class StackedObjective:
         else:
             self.terms = pytree.tree_map(lambda *leaves: torch.stack(leaves), *(o.terms for o in objectives))
         self._traces: Traces = {} if traces is None else traces
+        self.nbytes = sum(t.numel() * t.element_size() for t in pytree.tree_leaves(self.terms))
 
     def losses(self, thetas: Tensor) -> Tensor:
         """Each client's loss on all of its data at its own row of `thetas` (M x p)."""

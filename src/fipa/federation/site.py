@@ -23,7 +23,7 @@ from fipa.federation.problem import Problem
 from fipa.federation.randomness import generator_for, seed_for
 from fipa.kernels.small_cnn import SmallCNN
 
-KEPT = 32  # stacks of clients' data
+KEPT = 256 * 2**20  # bytes of clients' data, ready for use
 SERVER = -1  # the server's place among the control variates
 
 
@@ -183,9 +183,10 @@ class Site:
     def _stack(self, clients: Sequence[int]) -> StackedObjective:
         key = tuple(clients)
         if key not in self._stacks:
-            if len(self._stacks) >= KEPT:  # with partial participation, groups hardly ever come again
-                self._stacks.pop(next(iter(self._stacks)))
-            self._stacks[key] = StackedObjective([self._objectives[client] for client in clients], self._traces)
+            stack = StackedObjective([self._objectives[client] for client in clients], self._traces)
+            while self._stacks and stack.nbytes + sum(kept.nbytes for kept in self._stacks.values()) > KEPT:
+                self._stacks.pop(next(iter(self._stacks)))  # with partial participation, few come again soon
+            self._stacks[key] = stack
         return self._stacks[key]
 
     def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
