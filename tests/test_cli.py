@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny import (
+    IMAGES,
     ONE_ARM,
     OWN_PROBLEM,
     TWO_ARMS,
@@ -263,6 +264,58 @@ def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
 def test_version_and_help() -> None:
     assert fipa("--version").out.strip().count(".") == 2
     assert all(word in fipa("--help").out for word in ("list", "show", "run", "resume", "report"))
+
+
+# --- images ---
+
+
+def test_warm_up_and_arms_on_images(tmp_path: Path) -> None:
+    """From TOML to the report; then a second run that takes the warm-up of the first."""
+    one = ["--seeds", "1"]
+    done = fipa("run", write(tmp_path, IMAGES), "--out", tmp_path / "first", *one)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert [line.split(", metric")[0] for line in lines[:4]] == [
+        "warm-up, seed 1: finished at round 3",
+        "A, seed 1: finished at round 5",
+        "B, seed 1: finished at round 5",
+        "C, seed 1: finished at round 3",
+    ]
+    content = results(tmp_path / "first")
+    assert content["metric"] == {"name": "test accuracy, %", "goal": "max", "scale": "linear"}
+    assert content["config"]["problem"]["model"] == {"channels": [4, 8], "hidden": 8}
+    assert content["config"]["problem"]["augment"] == {"crop": 1, "flip": False, "rotation": 0.0}
+    assert (tmp_path / "first" / "report.html").exists()
+    assert len(json.loads((tmp_path / "first" / "views.json").read_text())["shares"]["counts"]) == 4
+
+    second = tmp_path / "second"
+    done = fipa(
+        "run", tmp_path / "e.toml", "--out", second, *one, "--warmup", tmp_path / "first", "--arm", "A", "--json"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert results(second)["arms"]["A"]["1"]["metric"] == content["arms"]["A"]["1"]["metric"]
+    assert results(second)["warmup"]["seeds"] == content["warmup"]["seeds"]  # their seconds, too
+    summary = json.loads(done.out)["summary"]["A"]
+    assert (summary["after"], summary["median"]) == (3, content["arms"]["A"]["1"]["metric"][-1])
+
+
+def test_a_warm_up_that_does_not_fit_is_a_usage_error(tmp_path: Path, two: Path) -> None:
+    done = fipa("run", two, "--out", tmp_path / "run", "--warmup", tmp_path / "absent", "--quiet")
+    assert done.code == 2
+    assert "absent holds no run" in " ".join(done.err.split())
+
+
+def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for under --data, FIPA_DATA or ./data."""
+    monkeypatch.setenv("FIPA_DATA", str(tmp_path / "nowhere"))
+    path = write(tmp_path, IMAGES.replace('"digits"', '"cifar10"'))
+    for more, folder in (([], "nowhere"), (["--data", tmp_path / "elsewhere"], "elsewhere")):
+        done = fipa("run", path, "--out", tmp_path / "run", *more)
+        assert done.code == 2
+        assert "fipa data get cifar10" in " ".join(done.err.split())
+        assert str(tmp_path / folder) in done.err
+        assert not (tmp_path / "run").exists()
+    assert os.environ["FIPA_DATA"] == str(tmp_path / "elsewhere")  # worker processes look there as well
 
 
 # --- problems of users ---

@@ -56,9 +56,10 @@ seeds = [0, 1]
 [problem]
 name = "images"
 dataset = "digits"
-model = { channels = [2, 4], hidden = 4 }
+model = { channels = [4, 8], hidden = 8 }
 clients = 4
-samples = 20
+samples = 40
+partition = { name = "iid" }
 test_samples = 40
 augment = { crop = 1, flip = false }
 
@@ -66,7 +67,7 @@ augment = { crop = 1, flip = false }
 group = 1
 
 [defaults]
-local = { name = "sgd", lr = 0.1, epochs = 1, batch = 8 }
+local = { name = "sgd", lr = 0.2, epochs = 2, batch = 8 }
 participation = { kind = "uniform", count = 2 }
 
 [warmup]

@@ -30,7 +30,7 @@ from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchErr
 from fipa.federation.problem import Curves, Maps, Problem
 from fipa.layout import Layout, parameters_of
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "FIPA",

@@ -223,5 +223,5 @@ def test_parameters_in_a_file_are_kept_to_the_bit(tmp_path: Path) -> None:
         save_theta(tmp_path / "theta.safetensors", theta)
         assert torch.equal(load_theta(tmp_path / "theta.safetensors"), theta)
     assert [path.name for path in tmp_path.iterdir()] == ["theta.safetensors"]
-    with pytest.raises(FipaError, match="absent.safetensors is missing: it holds the parameters that a warm-up"):
+    with pytest.raises(FipaError, match=r"absent\.safetensors is missing: it holds the parameters that a warm-up"):
         load_theta(tmp_path / "absent.safetensors")

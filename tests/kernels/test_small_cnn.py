@@ -92,9 +92,7 @@ def check(model: nn.Module, x: Tensor, y: Tensor, view: View | None = None, seen
     ],
 )
 @pytest.mark.parametrize("n", [1, 7, 10, 23])
-def test_logits_loss_and_gradient(
-    channels: list[int], pooled: list[bool], shape: tuple[int, int, int], n: int
-) -> None:
+def test_logits_loss_and_gradient(channels: list[int], pooled: list[bool], shape: tuple[int, int, int], n: int) -> None:
     check(network(channels, pooled, shape), *images(n, shape))
 
 

@@ -60,7 +60,9 @@ def test_accuracy_transforms_its_images_once() -> None:
         calls.append(len(x))
         return x.float()
 
-    metric = Accuracy(Images(torch.zeros(600, 1, 1, 1, dtype=torch.uint8), torch.zeros(600, dtype=torch.int64)), transform)
+    metric = Accuracy(
+        Images(torch.zeros(600, 1, 1, 1, dtype=torch.uint8), torch.zeros(600, dtype=torch.int64)), transform
+    )
     assert calls == []
     assert metric(First()) == metric(First()) == 100.0
     assert calls == [500, 100]
