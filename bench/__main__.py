@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bench.common import Record, gemm_speed
 from bench.fitting import fitting
 from bench.head import heads
 from bench.pde import pdes
+from bench.rounds import rounds
 from bench.server import additive_memory, solves
 from bench.sketching import clients, sketches
 
@@ -26,6 +28,7 @@ PARTS = {
     "additive": additive_memory,
     "fitting": fitting,
     "pde": pdes,
+    "rounds": rounds,
 }
 MARK = "<!-- measured -->"
 
@@ -44,10 +47,10 @@ def main() -> int:
         with console.status(f"measuring {name} ..."):
             for record in PARTS[name]():
                 records.append(record)
-                console.print(f"{'ok  ' if record.met else 'MISS'} {record.name}: {record.ratio:.2f} {record.unit}")
+                console.print(f"{'ok  ' if record.met else 'MISS'} {record.name}: {_measured(record)}")
     table = Table("what", "measured", "floor", "detail", title="ratios within this run")
     for record in records:
-        table.add_row(record.name, f"{record.ratio:.2f} {record.unit}", _floor(record), _detail(record))
+        table.add_row(record.name, _measured(record), _floor(record), _detail(record))
     console.print(table)
     out = Path("build/bench.json")
     out.parent.mkdir(exist_ok=True)
@@ -59,6 +62,11 @@ def main() -> int:
     if missed:
         console.print(f"[red]below the floor:[/] {'; '.join(missed)}")
     return 1 if missed else 0
+
+
+def _measured(record: Record, bold: str = "") -> str:
+    """A ratio that could not be measured is NaN, and its unit says why."""
+    return record.unit if math.isnan(record.ratio) else f"{bold}{record.ratio:.2f}{bold} {record.unit}"
 
 
 def _floor(record: Record) -> str:
@@ -82,7 +90,7 @@ def _write_docs(records: list[Record], speed: dict[str, float]) -> None:
     measured = {r.name.split(":")[0] for r in records}
     kept = [row for row in old.splitlines() if row.startswith("| ") and row[2:].split(":")[0] not in measured]
     rows = kept[1:] + [  # the first is the table's head
-        f"| {r.name} | **{r.ratio:.2f}** {r.unit} | {_floor(r)} | {_detail(r)} |" for r in records
+        f"| {r.name} | {_measured(r, '**')} | {_floor(r)} | {_detail(r)} |" for r in records
     ]
     about = (
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at "

@@ -246,10 +246,10 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
         raise ValueError("gauss-newton clients take one step, without a learning rate: no adaptive_steps, no lr_scale")
     if stage.sketch is not None and stage.sketch.width is not None and not isinstance(plan, AdditivePlan):
         raise ValueError(f"sketch.width is for additive-fipa, not for {rule.name}")
-    plain = SketchSpec(width=sketch.width)
+    plain = SketchSpec(width=sketch.width, max_examples=sketch.max_examples, sampled_labels=sketch.sampled_labels)
     ignored = [name for name in SketchSpec.model_fields if getattr(sketch, name) != getattr(plain, name)]
     if isinstance(plan, AdditivePlan) and ignored:
-        raise ValueError(f"additive-fipa takes sketch.width only, not {', '.join(ignored)}")
+        raise ValueError(f"additive-fipa takes sketch.width, max_examples and sampled_labels, not {', '.join(ignored)}")
     if isinstance(plan, AdditivePlan) and (
         arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late)
     ):
@@ -278,9 +278,9 @@ def _plan(rule: Any, inner: Any, sketch: SketchSpec) -> Plan | None:
     if kind in (FIPA, CompletedFIPA):
         return sketch.plan()
     if kind is AdditiveFIPA:
-        return AdditivePlan(sketch.width or 40)
+        return AdditivePlan(sketch.width or 40, sketch.max_examples, sketch.sampled_labels)
     if kind is DiagonalFisher:
-        return DiagonalPlan()
+        return DiagonalPlan(sketch.max_examples, sketch.sampled_labels)
     return CovariancePlan() if kind is FOOF else None
 
 

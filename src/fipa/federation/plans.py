@@ -48,6 +48,8 @@ class AdditivePlan:
     """Sums with a random test matrix of `width` columns, as for `fipa.additive_statistics`."""
 
     width: int = 40
+    max_examples: int | None = None
+    sampled_labels: int | None = None
 
     def compute(
         self, model: nn.Module, layout: Layout, client: Client, seed: int, delta: Tensor, test_seed: int
@@ -55,7 +57,8 @@ class AdditivePlan:
         """The client's statistics at the model's present parameters."""
         return additive_statistics(
             model, client.tensors, client.loss, delta=delta, width=self.width, test_seed=test_seed,
-            num_examples=client.num_examples, params=layout.names, seed=seed,
+            num_examples=client.num_examples, params=layout.names, max_examples=self.max_examples,
+            sampled_labels=self.sampled_labels, seed=seed,
         )  # fmt: skip
 
 
@@ -63,9 +66,15 @@ class AdditivePlan:
 class DiagonalPlan:
     """The diagonal, as for `fipa.diagonal_fisher`."""
 
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
     def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> DiagonalCurvature:
         """The client's diagonal at the model's present parameters."""
-        return diagonal_fisher(model, client.tensors, client.loss, params=layout.names, seed=seed)
+        return diagonal_fisher(
+            model, client.tensors, client.loss, params=layout.names, max_examples=self.max_examples,
+            sampled_labels=self.sampled_labels, seed=seed,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

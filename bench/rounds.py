@@ -1,0 +1,238 @@
+"""Rounds of image classification: rounds per second against Flower and pfl, and what a FIPA round costs.
+
+FIPA_BENCH_SMOKE=1 makes everything tiny: to see that it runs, not to measure.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.common import Record
+from fipa.aggregation.additive import AdditiveFIPA
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fipa import CompletedFIPA
+from fipa.aggregation.rule import Rule
+from fipa.clients.local_rules import SGD
+from fipa.data.images import Images, ImageSet
+from fipa.federation.engine import Arm, Federation
+from fipa.federation.executor import Executor
+from fipa.federation.plans import AdditivePlan, Plan, SketchPlan
+from fipa.federation.problem import Problem
+from fipa.federation.stage import Stage
+from fipa.kernels import small_cnn
+from fipa.problems.vision import split
+
+SMOKE = bool(os.environ.get("FIPA_BENCH_SMOKE"))
+CLIENTS, BATCH, LR, DECAY = 5, 50, 0.1, 1e-3
+SAMPLES, EPOCHS, TURNS = (100, 1, 1) if SMOKE else (500, 5, 7)  # turns: timed rounds, after one to warm up
+MODELS = {"cnn8k": "CNN-8k", "cnn23k": "CNN-23k", "cnn207k": "CNN-207k", "resnet20": "ResNet-20"}
+MODEL_TURNS = {"resnet20": min(TURNS, 3)}  # its rounds are slow
+PEERS = "not installed: pip install 'fipa[peers]'"
+
+
+def problem(seed: int, model: str = "cnn23k") -> Problem:
+    """Random pictures in the shape of CIFAR-10, with random labels and no augmentation."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(count: int) -> Images:
+        pixels = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
+        return Images(pixels, torch.randint(10, (count,), generator=generator))
+
+    data = ImageSet(
+        "noise", random(CLIENTS * SAMPLES), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
+    )
+    return split(data, seed, model=model, clients=CLIENTS)
+
+
+def without_kernels(seed: int) -> Problem:
+    """The same where numba is missing: torch's convolutions. For processes that do nothing else."""
+    small_cnn.loops = None
+    return problem(seed)
+
+
+class Gate:
+    """Where a system waits before each of its rounds, so that systems take turns; it also keeps the time."""
+
+    def __init__(self, pipe: Connection, initial: Tensor) -> None:
+        self._pipe = pipe
+        self._initial = initial
+        self._start: float | None = None
+
+    def __call__(self, theta: Tensor, last: bool = False) -> None:
+        """The round before, if there was one, ended with these parameters."""
+        if self._start is not None:
+            seconds = time.perf_counter() - self._start
+            self._pipe.send((seconds, float((theta - self._initial).norm())))
+        if not last:
+            self._pipe.recv()
+            self._start = time.perf_counter()
+
+
+Runs = Callable[[Gate, int], None]  # a system: so many rounds, calling the gate before each and at the end
+
+
+def engine(gate: Gate, rounds: int, factory: Callable[[int], Problem] = problem, workers: int = 2) -> None:
+    """FedAvg by our engine."""
+    with Executor(factory, workers) as executor:
+        federation = Federation(arm(FedAvg()), 0, executor)
+        state = federation.start()
+        for _ in range(rounds):
+            gate(state.theta)
+            state, _ = federation.round(state)
+        gate(state.theta, last=True)
+
+
+def flower(gate: Gate, rounds: int) -> None:
+    from bench import peers  # with Flower and pfl, which may be missing
+
+    peers.flower(gate, rounds)
+
+
+def pfl(gate: Gate, rounds: int, threads: int) -> None:
+    from bench import peers
+
+    peers.pfl(gate, rounds, threads)
+
+
+def arm(rule: Rule, plan: Plan | None = None) -> Arm:
+    """Rounds without evaluation."""
+    local = SGD(lr=LR, epochs=EPOCHS, batch=BATCH, weight_decay=DECAY)
+    return Arm("bench", (Stage(rule, local, 10**6, plan, evaluate_every=10**6),), group=1)
+
+
+def _child(pipe: Connection, run: Runs, rounds: int) -> None:
+    torch.set_num_threads(1)
+    run(Gate(pipe, problem(0).initial), rounds)
+
+
+class System:
+    """One of the systems, in a process of its own."""
+
+    def __init__(self, run: Runs, rounds: int) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_child, args=(theirs, run, rounds))
+        self._process.start()
+        theirs.close()  # so that the end of the process is seen here
+
+    def round(self) -> tuple[float, float]:
+        """Seconds, and how far the parameters are from their start."""
+        self._pipe.send("go")
+        seconds, moved = self._pipe.recv()
+        return seconds, moved
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join(60)
+        if self._process.is_alive():
+            self._process.terminate()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of one system."""
+
+    seconds: float
+    fastest: float
+    slowest: float
+
+    def detail(self, prefix: str = "") -> dict[str, float]:
+        keys = {"seconds": self.seconds, "fastest": self.fastest, "slowest": self.slowest}
+        return {prefix + key: value for key, value in keys.items()}
+
+
+def take_turns(systems: Mapping[str, Runs], turns: int) -> dict[str, Timing]:
+    """Round by round A B C A B C, the first round of each not counted. All must have moved about as far."""
+    running = {name: System(run, turns + 1) for name, run in systems.items()}
+    try:
+        results = [{name: system.round() for name, system in running.items()} for _ in range(turns + 1)]
+    finally:
+        for system in running.values():
+            system.close()
+    moved = {name: distance for name, (_, distance) in results[-1].items()}
+    typical = median(moved.values())
+    if not all(0.7 * typical < distance < 1.4 * typical for distance in moved.values()):
+        raise RuntimeError(f"the systems do not do the same work: they moved the parameters by {moved}")
+    times = {name: [result[name][0] for result in results[1:]] for name in systems}
+    return {name: Timing(median(t), min(t), max(t)) for name, t in times.items()}
+
+
+def rounds() -> Iterator[Record]:
+    """Throughput of FedAvg with CNN-23k, then the cost of FIPA by model."""
+    yield from _throughput()
+    for model in MODELS:
+        yield from _costs(model, MODEL_TURNS.get(model, TURNS))
+
+
+def _throughput() -> Iterator[Record]:
+    systems: dict[str, Runs] = {
+        "ours": engine,
+        "torch": partial(engine, factory=without_kernels),
+        "one": partial(engine, workers=1),
+    }
+    if find_spec("flwr") and find_spec("ray"):
+        systems["flower"] = flower
+    if find_spec("pfl"):
+        systems |= {f"pfl{threads}": partial(pfl, threads=threads) for threads in (1, 2)}
+    times = take_turns(systems, TURNS)
+    ours, size = times["ours"], f"FedAvg, CNN-23k, {_size()}"
+    yield Record(
+        f"rounds: {size}, two workers", 1 / ours.seconds, None, "rounds per second",
+        {**ours.detail(), "one_process_seconds": times["one"].seconds, "load": os.getloadavg()[0]},
+    )  # fmt: skip
+    yield Record(
+        f"rounds: {size}, our kernels against torch's convolutions", times["torch"].seconds / ours.seconds, None,
+        "x faster", times["torch"].detail("torch_"),
+    )  # fmt: skip
+    yield _against(f"rounds: {size}, against Flower's simulation", "flwr", times.get("flower"), ours, {})
+    threads = min((1, 2), key=lambda t: times[f"pfl{t}"].seconds) if "pfl1" in times else 0
+    detail = {"threads": threads, "our_one_process_seconds": times["one"].seconds}
+    yield _against(f"rounds: {size}, against pfl", "pfl", times.get(f"pfl{threads}"), ours, detail)
+
+
+def _against(name: str, package: str, theirs: Timing | None, ours: Timing, detail: dict[str, Any]) -> Record:
+    if theirs is None:
+        return Record(name, math.nan, None, PEERS, {})
+    detail = {"seconds": ours.seconds, **theirs.detail("their_"), **detail, package: version(package)}
+    return Record(name, theirs.seconds / ours.seconds, None if SMOKE else 2.0, "x faster", detail)
+
+
+def _costs(model: str, turns: int) -> Iterator[Record]:
+    arms = {
+        "FedAvg": arm(FedAvg()),
+        "FIPA": arm(CompletedFIPA(damping=0.5, step=0.25), SketchPlan(rank=100, sampled_labels=1)),
+        "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), AdditivePlan(width=100)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    with Executor(partial(problem, model=model), workers=2) as executor:
+        federations = {name: Federation(one, 0, executor) for name, one in arms.items()}
+        states = {name: federation.start() for name, federation in federations.items()}
+        parameters = states["FedAvg"].theta.numel()
+        for _ in range(turns + 1):
+            for name, federation in federations.items():
+                start = time.perf_counter()
+                states[name], _ = federation.round(states[name])
+                times[name].append(time.perf_counter() - start)
+    seconds = {name: median(t[1:]) for name, t in times.items()}
+    for name in ("FIPA", "additive FIPA"):
+        detail = {"seconds": seconds[name], "fedavg_seconds": seconds["FedAvg"], "parameters": f"{parameters:,}"}
+        ratio = seconds[name] / seconds["FedAvg"]
+        yield Record(f"rounds: {name} against FedAvg, {MODELS[model]}, {_size()}", ratio, None, "x the time", detail)
+
+
+def _size() -> str:
+    return f"{CLIENTS} clients x {SAMPLES} images x {EPOCHS} epoch{'s' if EPOCHS > 1 else ''}"
