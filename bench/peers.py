@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import tempfile
 from functools import cache, partial
@@ -25,10 +26,9 @@ def shared() -> Problem:
 
 
 @cache
-def data(client: int) -> tuple[Tensor, Tensor]:
-    """What a client trains on, in torch's usual layout."""
-    x, y = shared().clients[client].tensors
-    return x.contiguous(), y
+def data(client: int) -> tuple[Tensor, ...]:
+    """What a client trains on: the tensors of our engine, channels innermost, which makes torch 1.5 times as fast."""
+    return shared().clients[client].tensors
 
 
 def flat(tensors: Any) -> Tensor:
@@ -116,13 +116,14 @@ class Turns:
 def pfl(gate: Gate, rounds: int, threads: int) -> None:
     """One process, which is how pfl runs on a CPU unless started by a distributed launcher."""
     torch.set_num_threads(threads)
+    multiprocessing.current_process().name = "MainProcess"  # else pfl takes it for one that loads data
     asyncio.set_event_loop(asyncio.new_event_loop())
     pytorch = import_module("pfl.model.pytorch")  # first: it tells pfl which framework this is
     algorithm, sets = import_module("pfl.algorithm"), import_module("pfl.data")
     hyper, values = import_module("pfl.hyperparam"), import_module("pfl.metrics")
     network: Any = shared().model
     network.loss = lambda x, y: cross_entropy(network(x), y)
-    network.metrics = lambda x, y: {"loss": values.Weighted(float(network.loss(x, y)) * len(y), len(y))}
+    network.metrics = lambda x, y: {"loss": values.Weighted(float(network.loss(x, y).detach()) * len(y), len(y))}
     model = pytorch.PyTorchModel(
         network, partial(torch.optim.SGD, weight_decay=DECAY), torch.optim.SGD(network.parameters(), 1.0)
     )

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -114,7 +115,10 @@ def arm(rule: Rule, plan: Plan | None = None) -> Arm:
     return Arm("bench", (Stage(rule, local, 10**6, plan, evaluate_every=10**6),), group=1)
 
 
-def _child(pipe: Connection, run: Runs, rounds: int) -> None:
+def _child(pipe: Connection, run: Runs, rounds: int, log: Path) -> None:
+    with log.open("w") as file:  # some are talkative
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     torch.set_num_threads(1)
     run(Gate(pipe, problem(0).initial), rounds)
 
@@ -122,17 +126,22 @@ def _child(pipe: Connection, run: Runs, rounds: int) -> None:
 class System:
     """One of the systems, in a process of its own."""
 
-    def __init__(self, run: Runs, rounds: int) -> None:
+    def __init__(self, name: str, run: Runs, rounds: int) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_child, args=(theirs, run, rounds))
+        self._log = Path("build") / f"rounds-{name}.log"
+        self._log.parent.mkdir(exist_ok=True)
+        self._process = context.Process(target=_child, args=(theirs, run, rounds, self._log))
         self._process.start()
         theirs.close()  # so that the end of the process is seen here
 
     def round(self) -> tuple[float, float]:
         """Seconds, and how far the parameters are from their start."""
-        self._pipe.send("go")
-        seconds, moved = self._pipe.recv()
+        try:
+            self._pipe.send("go")
+            seconds, moved = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"a system died, see {self._log}") from error
         return seconds, moved
 
     def close(self) -> None:
@@ -157,7 +166,7 @@ class Timing:
 
 def take_turns(systems: Mapping[str, Runs], turns: int) -> dict[str, Timing]:
     """Round by round A B C A B C, the first round of each not counted. All must have moved about as far."""
-    running = {name: System(run, turns + 1) for name, run in systems.items()}
+    running = {name: System(name, run, turns + 1) for name, run in systems.items()}
     try:
         results = [{name: system.round() for name, system in running.items()} for _ in range(turns + 1)]
     finally:

@@ -225,9 +225,7 @@ def test_runs_without_a_warm_up_have_none_to_give_or_to_take(whole: Run, tmp_pat
 def test_a_diverged_warm_up_stops_the_run(tmp_path: Path) -> None:
     run = new(tmp_path, "warmup.local.lr=1e30", "seeds=[0]")
     for again in (run, Run.open(run.directory)):
-        with pytest.raises(
-            FipaError, match=r"the warm-up diverged on seed 0, see .*: choose a smaller lr"
-        ):
+        with pytest.raises(FipaError, match=r"the warm-up diverged on seed 0, see .*: choose a smaller lr"):
             again.execute(Listener())
     content = results(run.directory)
     assert content["warmup"]["seeds"]["0"]["status"] == "diverged"

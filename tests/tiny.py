@@ -81,7 +81,7 @@ rule = { name = "fedavg" }
 [[arms]]
 name = "B"
 rule = { name = "fipa", damping = 0.1 }
-sketch = { rank = 4, solver = "subspace" }
+sketch = { rank = 4 }
 params = "9.*"
 
 [[arms]]

@@ -21,7 +21,7 @@ try:
     from rich.table import Table
 
     from fipa.config.load import load, names
-    from fipa.config.schema import Experiment, dump
+    from fipa.config.schema import Experiment, dump, resolved
     from fipa.progress import Log, Progress, TensorBoard, Watchers
     from fipa.report.data import summary
     from fipa.report.figures import write_figures
@@ -101,7 +101,9 @@ def list_experiments(as_json: Json = False) -> None:
 def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print an experiment with all its settings, as TOML that `fipa run` takes."""
     label, experiment = _experiment(name, overrides, None, None, None, None)
-    content = dump(Run.new(Path(), label, "", experiment).experiment)
+    if experiment.problem.name != "images":  # these need no data to be shown
+        experiment = Run.new(Path(), label, "", experiment).experiment
+    content = dump(resolved(experiment, least_squares=False))
     print(
         json.dumps(content) if as_json else tomli_w.dumps(content, multiline_strings=True), end="\n" if as_json else ""
     )
@@ -136,9 +138,9 @@ def run(
         remove(directory)
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
-    job.start()
     if warmup is not None:
         job.adopt(warmup)
+    job.start()
     _execute(job, tensorboard, as_json, quiet)
 
 

@@ -111,7 +111,8 @@ class Log:
     def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
         text = f"{arm}, seed {seed}: {status}"
         if self._last:
-            text += f" at round {self._last['round']}, metric {_short(self._last['metric'])}"
+            metric = self._last["metric"]
+            text += f" at round {self._last['round']}" + ("" if metric is None else f", metric {_short(metric)}")
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

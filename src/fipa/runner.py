@@ -135,7 +135,9 @@ class Run:
             source, target = (run.folder(warmup.name, seed) for run in (theirs, self))
             missing = [k for k in self._starts() if not source.start(k).is_file()]
             if missing:
-                raise FipaError(f"{source.path} has no parameters after round {missing[0]}: run it to its end first")
+                raise FipaError(
+                    f"{source.path} has no parameters after round {missing[0]}: no arm of that run starts there"
+                )
             shutil.copytree(source.path, target.path)
 
     def _starts(self) -> set[int]:
@@ -282,8 +284,8 @@ class Run:
         curves |= {key: [record.get(key) for record in records] for key in _SERIES}  # runs of 0.2 lack the memory
         curves["events"] = [event for record in records for event in record["events"]]
         curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
-        reference, names = self.experiment.reference, [a.name for a in self.experiment.arms]
-        if reference is not None and arm != reference and arm in names:
+        reference, arms = self.experiment.reference, {a.name: (a.start, a.params) for a in self.experiment.arms}
+        if reference is not None and arm != reference and arms.get(arm) == arms[reference]:
             curves["gap"] = self._gap(arm, reference, seed, state.theta)
         return curves
 
@@ -306,6 +308,8 @@ class Run:
             return
         fits = {}
         for arm in self.experiment.arms if not isinstance(picture, Shares) else ():
+            if arm.params is not None:  # what they trained is not the model that the picture takes
+                continue
             saved = self.folder(arm.name, seed).load()
             if saved is not None:
                 with torch.no_grad():

@@ -204,3 +204,59 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fipa.kernels.small_cnn.loops", None)
     model = network([4], [True], (1, 4, 4))
     assert small(model)[0] is None
+
+
+# --- networks that look like one of ours, but are not ---
+
+
+def conv(out: int, width: int = 3) -> nn.Conv2d:
+    return nn.Conv2d(width, out, 3, padding=1, bias=False)
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+SHARED_POOL, SHARED = nn.MaxPool2d(2), conv(3)
+LOOKALIKES: dict[str, nn.Module] = {
+    "pool of 4": nn.Sequential(conv(4), nn.MaxPool2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3, bias=False)),
+    "overlapping pool": nn.Sequential(
+        conv(4), nn.MaxPool2d(2, stride=1), nn.ReLU(), nn.Flatten(), nn.Linear(196, 3, bias=False)
+    ),
+    "ReLU at the end": nn.Sequential(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False), nn.ReLU()),
+    "a layer twice": nn.Sequential(SHARED, nn.ReLU(), SHARED, nn.ReLU(), nn.Flatten(), nn.Linear(192, 3, bias=False)),
+    "its own forward": Doubled(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False)),
+}
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_lookalikes_are_left_to_torch(name: str) -> None:
+    model = LOOKALIKES[name]
+    assert SmallCNN.of(model, Layout.of(parameters_of(model))) is None
+
+
+def test_a_hook_is_respected() -> None:
+    model = nn.Sequential(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
+    assert SmallCNN.of(model, Layout.of(parameters_of(model))) is not None
+    model[1].register_forward_hook(lambda module, args, output: 2 * output)
+    assert SmallCNN.of(model, Layout.of(parameters_of(model))) is None
+
+
+def test_a_pool_that_is_used_twice() -> None:
+    layers = [conv(4), SHARED_POOL, nn.ReLU(), conv(6, 4), SHARED_POOL, nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(24, 3, bias=False))
+    layout = Layout.of(parameters_of(model))
+    small, x = SmallCNN.of(model, layout), torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert small is not None
+    torch.testing.assert_close(small.logits(layout.flatten(parameters_of(model)), x), model(x))
+
+
+def test_images_in_any_order_of_memory() -> None:
+    model = nn.Sequential(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
+    layout = Layout.of(parameters_of(model))
+    flat, small = layout.flatten(parameters_of(model)), SmallCNN.of(model, layout)
+    assert small is not None
+    x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for images in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        torch.testing.assert_close(small.logits(flat, images), model(x))

@@ -18,6 +18,7 @@ from fipa.aggregation.fipa import CUTOFF, filtered_inverse
 from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.additive import AdditiveStatistics, pool, random_test_matrix
 from fipa.errors import UpdateError
+from fipa.linalg import eigh
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def nystrom(total: AdditiveStatistics) -> tuple[Tensor, Tensor]:
     Y = Y + shift * omega
     core = omega.T @ Y
     # Symmetric and positive up to rounding: a square root that forgives what rounding made negative.
-    eigenvalues, W = torch.linalg.eigh((core + core.T) / 2)
+    eigenvalues, W = eigh((core + core.T) / 2)
     kept = eigenvalues > 0.5 * shift
     B = Y @ (W[:, kept] / eigenvalues[kept].sqrt())
     U, sigma, _ = torch.linalg.svd(B, full_matrices=False)

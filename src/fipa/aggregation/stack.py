@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fipa.curvature.sketch import Sketch
+from fipa.linalg import eigh
 
 _BLOCK_ROWS = 16384
 _SAFE_IN_OWN_DTYPE = 1e-3
@@ -72,7 +73,7 @@ class Stack:
                 self._known[way] = values, right.T
             else:
                 gram = self._gram(self.dtype if way == "own" else torch.float64)
-                values, vectors = torch.linalg.eigh(gram)
+                values, vectors = eigh(gram)
                 self._known[way] = values.flip(0).clamp(min=0), vectors.flip(1)
         return self._known[way]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.operator import CurvatureOperator, Eigenpairs, check_finite
 from fipa.errors import SketchError
+from fipa.linalg import eigh
 
 EXACT_LIMIT = 4096  # a Gram matrix of this side is the largest we decompose
 
@@ -135,7 +136,7 @@ def _refine(image: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Ten
 def _leading(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Leading eigenvalues and eigenvectors, without those that rounding does not tell from zero."""
     check_finite(gram)
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = eigh(gram)
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
     supported = int((values > 16 * torch.finfo(gram.dtype).eps * values[0]).sum())
     return values[:supported], vectors[:, :supported]

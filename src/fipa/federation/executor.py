@@ -188,12 +188,12 @@ def _site(factory: ProblemFactory, scope: Scope) -> Site:
     if key not in _sites:
         _sites.clear()
         problem = factory(scope.seed)
-        if scope.start is not None:
-            problem.initial = load_theta(scope.start)
+        initial = problem.initial if scope.start is None else load_theta(scope.start)
         if scope.params is not None:
-            problem.load(problem.initial)
+            problem.load(initial)
             problem = focus(problem, scope.params)
-        _sites[key] = Site(problem, scope.seed, centralised=scope.centralised)
+            initial = problem.initial
+        _sites[key] = Site(problem, scope.seed, centralised=scope.centralised, initial=initial)
     return _sites[key]
 
 

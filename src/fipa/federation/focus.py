@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fipa.clients.client import Client
+from fipa.curvature.data import cast
 from fipa.federation.problem import Problem
 from fipa.layout import parameters_of
 
@@ -39,7 +39,7 @@ def focus(problem: Problem, params: str | Sequence[str]) -> Problem:
 
     else:
         metric = through(features)
-    return problem.like(head, clients, metric, None)
+    return problem.like(head, clients, metric, [name.removeprefix(f"{path}.") for name in names])
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,10 @@ class Features:
     path: str
     transform: Any
 
+    @property
+    def _like(self) -> Tensor:
+        return next(self.model.parameters())
+
     def __call__(self, x: Tensor) -> Tensor:
         """Of all rows of x."""
         with torch.no_grad():
@@ -59,7 +63,7 @@ class Features:
         seen: list[Tensor] = []
         handle = self.model.get_submodule(self.path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
-            self.model.eval()(x if self.transform is None else self.transform(x))
+            self.model.eval()(cast(x if self.transform is None else self.transform(x), self._like))
         finally:
             handle.remove()
         return seen[0]
@@ -67,30 +71,20 @@ class Features:
 
 def _head(problem: Problem, names: Sequence[str]) -> tuple[str, nn.Module] | None:
     """The module that holds all of these parameters and no others, if the model ends with it."""
-    if any(
-        client.loss == "least_squares" or client.transform != problem.clients[0].transform for client in problem.clients
-    ):
-        return None
-    model = problem.model
-    paths = {name.rpartition(".")[0] for name in names}
-    path = paths.pop()
-    if (
-        paths
-        or not path
-        or {f"{path}.{name}" for name, _ in model.get_submodule(path).named_parameters()} != set(names)
-    ):
+    model, first = problem.model, problem.clients[0]
+    alike = all((client.loss, client.transform) == (first.loss, first.transform) for client in problem.clients)
+    path, *others = {name.rpartition(".")[0] for name in names}
+    if not alike or first.loss == "least_squares" or problem.resample is not None or others or not path:
         return None
     head = model.get_submodule(path)
+    if {f"{path}.{name}" for name, _ in head.named_parameters()} != set(names):
+        return None
     calls: list[tuple[Any, Any]] = []
     handle = head.register_forward_hook(lambda _, args, output: calls.append((args, output)))
     try:
         with torch.no_grad():
-            x = Client(
-                tuple(t[:1] for t in problem.clients[0].data),
-                problem.clients[0].loss,
-                transform=problem.clients[0].transform,
-            )
-            output = model.eval()(x.tensors[0])
+            x, _ = replace(first, data=tuple(t[:1] for t in first.data), num_examples=0).tensors
+            output = model.eval()(cast(x, next(model.parameters())))
     finally:
         handle.remove()
     once = len(calls) == 1 and len(calls[0][0]) == 1

@@ -69,10 +69,12 @@ class Reply:
 class Site:
     """All clients of a problem. Stateless between rounds: what lasts is passed in and out."""
 
-    def __init__(self, problem: Problem, seed: int, *, centralised: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, seed: int, *, centralised: bool = False, initial: Tensor | None = None
+    ) -> None:
         self.problem = problem
         self.seed = seed
-        self.initial = problem.initial
+        self.initial = problem.initial if initial is None else initial
         self._centralised = centralised
         self._traces: Traces = {}
         self._small = SmallCNN.of(problem.model, problem.layout)

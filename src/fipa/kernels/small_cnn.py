@@ -41,15 +41,17 @@ class Layers:
 
 def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
     """The layers of a network that the kernels can run, or None for any other."""
-    if not isinstance(model, nn.Sequential):
-        return None
+    if type(model) is not nn.Sequential or any(_watched(module) for module in model.modules()):
+        return None  # a forward of its own, or hooks
     convolutions: list[Convolution] = []
     linear: list[str] = []
-    flat, modules = False, list(model.named_children())
+    flat, modules = False, list(model._modules.items())
     while modules:
         name, module = modules.pop(0)
         if isinstance(module, nn.Conv2d) and not flat and _plain(module):
-            pooled = bool(modules) and isinstance(modules[0][1], nn.MaxPool2d) and _halves(modules.pop(0)[1])
+            pooled = bool(modules) and isinstance(modules[0][1], nn.MaxPool2d)
+            if pooled and not _halves(modules.pop(0)[1]):
+                return None
             if not modules or not isinstance(modules.pop(0)[1], nn.ReLU):
                 return None
             convolutions.append(Convolution(f"{name}.weight", pooled))
@@ -57,12 +59,20 @@ def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
             flat = True
         elif isinstance(module, nn.Linear) and flat and module.bias is None:
             linear.append(f"{name}.weight")
-            if modules and not isinstance(modules.pop(0)[1], nn.ReLU):
+            if modules and (not isinstance(modules.pop(0)[1], nn.ReLU) or not modules):
                 return None
         else:
             return None
+    if len({id(module) for module in model if isinstance(module, nn.Conv2d | nn.Linear)}) < len(convolutions) + len(
+        linear
+    ):
+        return None  # a layer that is used twice
     names = (*(c.weight for c in convolutions), *linear)
     return Layers(tuple(convolutions), tuple(linear)) if linear and names == layout.names else None
+
+
+def _watched(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _plain(conv: nn.Conv2d) -> bool:
@@ -94,6 +104,7 @@ class View:
     def of(cls, x: Tensor, index: Tensor | None = None, places: tuple[Tensor, Tensor] | None = None) -> View:
         """The images at `index`, all by default, as they are or with pixels from `places` (see `Augment.places`)."""
         index = torch.arange(len(x)) if index is None else index
+        x = x.contiguous(memory_format=torch.channels_last)
         n, height, width = len(index), *x.shape[2:]
         if places is None:
             return cls(x, index, torch.arange(height).expand(n, -1), torch.arange(width).expand(n, -1))
