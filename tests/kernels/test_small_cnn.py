@@ -209,7 +209,7 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- networks that look like one of ours, but are not ---
 
 
-def conv(out: int, width: int = 3) -> nn.Conv2d:
+def threes(out: int, width: int = 3) -> nn.Conv2d:
     return nn.Conv2d(width, out, 3, padding=1, bias=False)
 
 
@@ -218,15 +218,15 @@ class Doubled(nn.Sequential):
         return 2 * super().forward(x)
 
 
-SHARED_POOL, SHARED = nn.MaxPool2d(2), conv(3)
+SHARED_POOL, SHARED = nn.MaxPool2d(2), threes(3)
 LOOKALIKES: dict[str, nn.Module] = {
-    "pool of 4": nn.Sequential(conv(4), nn.MaxPool2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3, bias=False)),
+    "pool of 4": nn.Sequential(threes(4), nn.MaxPool2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3, bias=False)),
     "overlapping pool": nn.Sequential(
-        conv(4), nn.MaxPool2d(2, stride=1), nn.ReLU(), nn.Flatten(), nn.Linear(196, 3, bias=False)
+        threes(4), nn.MaxPool2d(2, stride=1), nn.ReLU(), nn.Flatten(), nn.Linear(196, 3, bias=False)
     ),
-    "ReLU at the end": nn.Sequential(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False), nn.ReLU()),
+    "ReLU at the end": nn.Sequential(threes(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False), nn.ReLU()),
     "a layer twice": nn.Sequential(SHARED, nn.ReLU(), SHARED, nn.ReLU(), nn.Flatten(), nn.Linear(192, 3, bias=False)),
-    "its own forward": Doubled(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False)),
+    "its own forward": Doubled(threes(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False)),
 }
 
 
@@ -237,14 +237,14 @@ def test_lookalikes_are_left_to_torch(name: str) -> None:
 
 
 def test_a_hook_is_respected() -> None:
-    model = nn.Sequential(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
+    model = nn.Sequential(threes(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
     assert SmallCNN.of(model, Layout.of(parameters_of(model))) is not None
     model[1].register_forward_hook(lambda module, args, output: 2 * output)
     assert SmallCNN.of(model, Layout.of(parameters_of(model))) is None
 
 
 def test_a_pool_that_is_used_twice() -> None:
-    layers = [conv(4), SHARED_POOL, nn.ReLU(), conv(6, 4), SHARED_POOL, nn.ReLU(), nn.Flatten()]
+    layers = [threes(4), SHARED_POOL, nn.ReLU(), threes(6, 4), SHARED_POOL, nn.ReLU(), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(24, 3, bias=False))
     layout = Layout.of(parameters_of(model))
     small, x = SmallCNN.of(model, layout), torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -253,7 +253,7 @@ def test_a_pool_that_is_used_twice() -> None:
 
 
 def test_images_in_any_order_of_memory() -> None:
-    model = nn.Sequential(conv(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
+    model = nn.Sequential(threes(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
     layout = Layout.of(parameters_of(model))
     flat, small = layout.flatten(parameters_of(model)), SmallCNN.of(model, layout)
     assert small is not None
