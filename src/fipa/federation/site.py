@@ -191,10 +191,18 @@ class Site:
             self._stacks[key] = stack
         return self._stacks[key]
 
+    def _ready(self, client: int) -> Client:
+        """The client with what the model sees as its data, which training has at hand."""
+        one = self.clients[client]
+        if one.transform is None:
+            return one
+        (data,) = self._stack((client,)).terms
+        return replace(one, data=data, transform=None)
+
     def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
         seed = seed_for(self.seed, "sketch", round_number, client)
         try:
-            return plan.compute(self.problem.model, self.problem.layout, self.clients[client], seed)
+            return plan.compute(self.problem.model, self.problem.layout, self._ready(client), seed)
         except (NotFinite, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
             raise Diverged(f"round {round_number}: no sketch of client {client}: {error}") from error
 
@@ -215,7 +223,7 @@ class Site:
         """What is not an eigen-sketch, taken after training but at the broadcast model."""
         if order.plan is None or isinstance(order.plan, SketchPlan):
             return None
-        model, layout, data = self.problem.model, self.problem.layout, self.clients[client]
+        model, layout, data = self.problem.model, self.problem.layout, self._ready(client)
         seed = seed_for(self.seed, "sketch", order.round_number, client)
         if isinstance(order.plan, AdditivePlan):
             test_seed = seed_for(self.seed, "test matrix", order.round_number)
