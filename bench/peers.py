@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bench.rounds import BATCH, CLIENTS, DECAY, EPOCHS, LR, Gate, problem
+from bench.rounds import BATCH, CLIENTS, DECAY, LR, WORK, Gate, problem
 from fipa.federation.problem import Problem
 
 
@@ -45,7 +45,7 @@ def train(message: Any, context: Any) -> Any:
     model.train()
     x, y = data(int(context.node_config["partition-id"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=DECAY)
-    for _ in range(EPOCHS):
+    for _ in range(WORK.epochs):
         for batch in torch.randperm(len(x)).split(BATCH):
             optimizer.zero_grad()
             cross_entropy(model(x[batch]), y[batch]).backward()
@@ -136,7 +136,7 @@ def pfl(gate: Gate, rounds: int, threads: int) -> None:
         ),
         import_module("pfl.aggregate.simulate").SimulatedBackend(federated, federated),
         model,
-        hyper.NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=BATCH),
+        hyper.NNTrainHyperParams(local_num_epochs=WORK.epochs, local_learning_rate=LR, local_batch_size=BATCH),
         callbacks=[Turns(gate, rounds)],
         send_metrics_to_platform=False,
     )

@@ -1,6 +1,6 @@
 """Rounds of image classification: rounds per second against Flower and pfl, and what a FIPA round costs.
 
-FIPA_BENCH_SMOKE=1 makes everything tiny: to see that it runs, not to measure.
+FIPA_BENCH_SIZE=quick takes fewer turns and less work for ResNet-20; smoke only shows that everything runs.
 """
 
 from __future__ import annotations
@@ -37,15 +37,30 @@ from fipa.federation.stage import Stage
 from fipa.kernels import small_cnn
 from fipa.problems.vision import split
 
-SMOKE = bool(os.environ.get("FIPA_BENCH_SMOKE"))
 CLIENTS, BATCH, LR, DECAY = 5, 50, 0.1, 1e-3
-SAMPLES, EPOCHS, TURNS = (100, 1, 1) if SMOKE else (500, 5, 7)  # turns: timed rounds, after one to warm up
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of a client in a round, and how many rounds are timed after one to warm up."""
+
+    samples: int
+    epochs: int
+    turns: int
+
+    def __str__(self) -> str:
+        return f"{CLIENTS} clients x {self.samples} images x {self.epochs} epoch{'s' if self.epochs > 1 else ''}"
+
+
+SIZE = os.environ.get("FIPA_BENCH_SIZE", "full")
+TINY = Work(100, 1, 1)
+WORK = {"full": Work(500, 5, 7), "quick": Work(500, 5, 3), "smoke": TINY}[SIZE]
+RESNET = {"full": Work(500, 5, 3), "quick": Work(100, 1, 3), "smoke": TINY}[SIZE]  # its rounds are slow
 MODELS = {"cnn8k": "CNN-8k", "cnn23k": "CNN-23k", "cnn207k": "CNN-207k", "resnet20": "ResNet-20"}
-MODEL_TURNS = {"resnet20": min(TURNS, 3)}  # its rounds are slow
 PEERS = "not installed: pip install 'fipa[peers]'"
 
 
-def problem(seed: int, model: str = "cnn23k") -> Problem:
+def problem(seed: int, model: str = "cnn23k", samples: int = WORK.samples) -> Problem:
     """Random pictures in the shape of CIFAR-10, with random labels and no augmentation."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -54,7 +69,7 @@ def problem(seed: int, model: str = "cnn23k") -> Problem:
         return Images(pixels, torch.randint(10, (count,), generator=generator))
 
     data = ImageSet(
-        "noise", random(CLIENTS * SAMPLES), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
+        "noise", random(CLIENTS * samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
     )
     return split(data, seed, model=model, clients=CLIENTS)
 
@@ -109,9 +124,9 @@ def pfl(gate: Gate, rounds: int, threads: int) -> None:
     peers.pfl(gate, rounds, threads)
 
 
-def arm(rule: Rule, plan: Plan | None = None) -> Arm:
+def arm(rule: Rule, plan: Plan | None = None, epochs: int = WORK.epochs) -> Arm:
     """Rounds without evaluation."""
-    local = SGD(lr=LR, epochs=EPOCHS, batch=BATCH, weight_decay=DECAY)
+    local = SGD(lr=LR, epochs=epochs, batch=BATCH, weight_decay=DECAY)
     return Arm("bench", (Stage(rule, local, 10**6, plan, evaluate_every=10**6),), group=1)
 
 
@@ -184,7 +199,7 @@ def rounds() -> Iterator[Record]:
     """Throughput of FedAvg with CNN-23k, then the cost of FIPA by model."""
     yield from _throughput()
     for model in MODELS:
-        yield from _costs(model, MODEL_TURNS.get(model, TURNS))
+        yield from _costs(model, RESNET if model == "resnet20" else WORK)
 
 
 def _throughput() -> Iterator[Record]:
@@ -197,8 +212,8 @@ def _throughput() -> Iterator[Record]:
         systems["flower"] = flower
     if find_spec("pfl"):
         systems |= {f"pfl{threads}": partial(pfl, threads=threads) for threads in (1, 2)}
-    times = take_turns(systems, TURNS)
-    ours, size = times["ours"], f"FedAvg, CNN-23k, {_size()}"
+    times = take_turns(systems, WORK.turns)
+    ours, size = times["ours"], f"FedAvg, CNN-23k, {WORK}"
     yield Record(
         f"rounds: {size}, two workers", 1 / ours.seconds, None, "rounds per second",
         {**ours.detail(), "one_process_seconds": times["one"].seconds, "load": os.getloadavg()[0]},
@@ -217,21 +232,22 @@ def _against(name: str, package: str, theirs: Timing | None, ours: Timing, detai
     if theirs is None:
         return Record(name, math.nan, None, PEERS, {})
     detail = {"seconds": ours.seconds, **theirs.detail("their_"), **detail, package: version(package)}
-    return Record(name, theirs.seconds / ours.seconds, None if SMOKE else 2.0, "x faster", detail)
+    return Record(name, theirs.seconds / ours.seconds, None if SIZE == "smoke" else 2.0, "x faster", detail)
 
 
-def _costs(model: str, turns: int) -> Iterator[Record]:
+def _costs(model: str, work: Work) -> Iterator[Record]:
+    sketch = SketchPlan(rank=100, sampled_labels=1)
     arms = {
-        "FedAvg": arm(FedAvg()),
-        "FIPA": arm(CompletedFIPA(damping=0.5, step=0.25), SketchPlan(rank=100, sampled_labels=1)),
-        "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), AdditivePlan(width=100)),
+        "FedAvg": arm(FedAvg(), None, work.epochs),
+        "FIPA": arm(CompletedFIPA(damping=0.5, step=0.25), sketch, work.epochs),
+        "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), AdditivePlan(width=100), work.epochs),
     }
     times: dict[str, list[float]] = {name: [] for name in arms}
-    with Executor(partial(problem, model=model), workers=2) as executor:
+    with Executor(partial(problem, model=model, samples=work.samples), workers=2) as executor:
         federations = {name: Federation(one, 0, executor) for name, one in arms.items()}
         states = {name: federation.start() for name, federation in federations.items()}
         parameters = states["FedAvg"].theta.numel()
-        for _ in range(turns + 1):
+        for _ in range(work.turns + 1):
             for name, federation in federations.items():
                 start = time.perf_counter()
                 states[name], _ = federation.round(states[name])
@@ -240,8 +256,4 @@ def _costs(model: str, turns: int) -> Iterator[Record]:
     for name in ("FIPA", "additive FIPA"):
         detail = {"seconds": seconds[name], "fedavg_seconds": seconds["FedAvg"], "parameters": f"{parameters:,}"}
         ratio = seconds[name] / seconds["FedAvg"]
-        yield Record(f"rounds: {name} against FedAvg, {MODELS[model]}, {_size()}", ratio, None, "x the time", detail)
-
-
-def _size() -> str:
-    return f"{CLIENTS} clients x {SAMPLES} images x {EPOCHS} epoch{'s' if EPOCHS > 1 else ''}"
+        yield Record(f"rounds: {name} against FedAvg, {MODELS[model]}, {work}", ratio, None, "x the time", detail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import random
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,7 +14,7 @@ from fipa.data import download as module
 from fipa.data.download import Remote, download, extract
 from fipa.errors import FipaError
 
-CONTENT = os.urandom(50_000)
+CONTENT = random.Random(0).randbytes(50_000)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,9 @@ def test_a_part_that_is_whole_already(server, tmp_path):
     assert download(server.remote("a.gz", CONTENT), tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("left", [b"", CONTENT[:10], b"x" * 10, b"x" * 60_000])
+@pytest.mark.parametrize(
+    "left", [b"", CONTENT[:10], b"x" * 10, b"x" * 60_000], ids=["none", "some", "another's", "too much"]
+)
 def test_wrong_digest(server, tmp_path, left):
     right = server.remote("a.gz", CONTENT)
     if left:
