@@ -112,10 +112,10 @@ def engine(gate: Gate, rounds: int, factory: Callable[[int], Problem] = problem,
         gate(state.theta, last=True)
 
 
-def flower(gate: Gate, rounds: int) -> None:
+def flower(gate: Gate, rounds: int, usual: bool = False) -> None:
     from bench import peers  # with Flower and pfl, which may be missing
 
-    peers.flower(gate, rounds)
+    peers.flower(gate, rounds, usual)
 
 
 def pfl(gate: Gate, rounds: int, threads: int) -> None:
@@ -209,7 +209,7 @@ def _throughput() -> Iterator[Record]:
         "one": partial(engine, workers=1),
     }
     if find_spec("flwr") and find_spec("ray"):
-        systems["flower"] = flower
+        systems |= {"flower": flower, "flower_usual": partial(flower, usual=True)}
     if find_spec("pfl"):
         systems |= {f"pfl{threads}": partial(pfl, threads=threads) for threads in (1, 2)}
     times = take_turns(systems, WORK.turns)
@@ -222,10 +222,12 @@ def _throughput() -> Iterator[Record]:
         f"rounds: {size}, our kernels against torch's convolutions", times["torch"].seconds / ours.seconds, None,
         "x faster", times["torch"].detail("torch_"),
     )  # fmt: skip
-    yield _against(f"rounds: {size}, against Flower's simulation", "flwr", times.get("flower"), ours, {})
+    name = f"rounds: {size}, against Flower's simulation"
+    yield _against(f"{name}, our tensors", "flwr", times.get("flower"), ours, {})
+    yield _against(f"{name}, torch's usual layout", "flwr", times.get("flower_usual"), ours, {})
     threads = min((1, 2), key=lambda t: times[f"pfl{t}"].seconds) if "pfl1" in times else 0
     detail = {"threads": threads, "our_one_process_seconds": times["one"].seconds}
-    yield _against(f"rounds: {size}, against pfl", "pfl", times.get(f"pfl{threads}"), ours, detail)
+    yield _against(f"rounds: {size}, against pfl, our tensors", "pfl", times.get(f"pfl{threads}"), ours, detail)
 
 
 def _against(name: str, package: str, theirs: Timing | None, ours: Timing, detail: dict[str, Any]) -> Record:

@@ -69,7 +69,11 @@ def test_broken_file(tmp_path, content, words):
         read_idx(file)
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(idx(np.zeros(100)))[:-12], b"\x1f\x8b\x08" + b"\0" * 40])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(idx(np.zeros(100)))[:-12], b"\x1f\x8b\x08" + b"\0" * 40],
+    ids=["none", "cut off", "a header only"],
+)
 def test_broken_gzip(tmp_path, content):
     file = tmp_path / "file.gz"
     file.write_bytes(content)
