@@ -191,9 +191,9 @@ def test_arms_and_workers_may_differ_from_the_run_with_the_warm_up(whole: Run, t
         ("problem.samples=19", r"another \[problem\] than this run: its warm-up would not be the same"),
         ("warmup.local.lr=0.1", r"another \[warmup\] than this run"),
         ("warmup.rounds=4", r"another \[warmup\] than this run"),
-        ("engine.group=2", "other engine settings than this run"),
-        ("engine.threads=2", "other engine settings than this run"),
-        ("seeds=[1, 2]", "seed-2 has no parameters after round"),
+        ("engine.group=2", r"another \[engine\] than this run"),
+        ("engine.threads=2", r"another \[engine\] than this run"),
+        ("seeds=[1, 2]", "has no warm-up of seed 2"),
         ("arms.C.start=2", "has no parameters after round 2"),
     ],
 )
@@ -203,9 +203,21 @@ def test_warm_ups_that_do_not_fit_are_refused(whole: Run, tmp_path: Path, change
         run.adopt(whole.directory)
 
 
+def test_a_run_cannot_take_its_own(whole: Run) -> None:
+    with pytest.raises(FipaError, match="is the run itself"):
+        whole.adopt(whole.directory)
+
+
+def test_no_warm_up_is_run_where_nobody_starts_from_it(tmp_path: Path) -> None:
+    run, listener = new(tmp_path, "arms.*.start=0", "seeds=[0]"), Listener()
+    run.execute(listener)
+    assert {arm for arm, _, _ in listener.rounds} == {"A", "B", "C"}
+    assert "warmup" not in numbers(run.directory)
+
+
 def test_an_unfinished_warm_up_is_refused(tmp_path: Path) -> None:
     first = new(tmp_path / "first")
-    with pytest.raises(FipaError, match="run it to its end first"):
+    with pytest.raises(FipaError, match="has no warm-up of seed 0"):
         new(tmp_path / "second").adopt(first.directory)
 
 

@@ -132,15 +132,17 @@ def run(
     label, experiment = _experiment(name, overrides, arm, seeds, rounds, workers)
     directory = directory or fresh_directory(Path("runs"), label)
     job = Run.new(directory, label, shlex.join(["fipa", *sys.argv[1:]]), experiment)
+    if warmup is not None:
+        job.adoptable(warmup)
     if (directory / "run.json").exists():
         if not force:
             raise FipaError(f"{directory} already holds a run: `fipa resume {directory}`, another --out, or --force")
         remove(directory)
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
+    job.start()
     if warmup is not None:
         job.adopt(warmup)
-    job.start()
     _execute(job, tensorboard, as_json, quiet)
 
 

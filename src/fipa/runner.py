@@ -118,27 +118,35 @@ class Run:
 
     def adopt(self, other: Path) -> None:
         """Take the warm-up from another run of the same problem, instead of running it again."""
-        theirs, warmup = Run.open(other), self.experiment.warmup
-        ours, wanted = self.experiment, dump(self.experiment)
+        for source, target in self.adoptable(other):
+            shutil.copytree(source, target)
+
+    def adoptable(self, other: Path) -> list[tuple[Path, Path]]:
+        """The folders that `adopt` copies, from where to where; an error if that warm-up is not this run's."""
+        theirs, warmup, ours = Run.open(other), self.experiment.warmup, self.experiment
         if warmup is None:
             raise FipaError(f"{self.name} has no warm-up that could be taken from {other}")
-        offered = dump(theirs.experiment)
+        if other.resolve() == self.directory.resolve():
+            raise FipaError(f"{other} is the run itself: go on with `fipa resume {other}`, or choose another --out")
+        wanted, offered = dump(ours), dump(theirs.experiment)
         for key in ("problem", "warmup"):
             if wanted[key] != offered.get(key):
                 raise FipaError(f"{other} has another [{key}] than this run: its warm-up would not be the same")
-        if (ours.engine.threads, ours.engine.group) != (
-            theirs.experiment.engine.threads,
-            theirs.experiment.engine.group,
-        ):
-            raise FipaError(f"{other} has other engine settings than this run: its warm-up would not be the same")
+        if any(getattr(ours.engine, key) != getattr(theirs.experiment.engine, key) for key in ("threads", "group")):
+            raise FipaError(f"{other} has another [engine] than this run: its warm-up would not be the same")
+        folders = []
         for seed in ours.seeds:
             source, target = (run.folder(warmup.name, seed) for run in (theirs, self))
-            missing = [k for k in self._starts() if not source.start(k).is_file()]
-            if missing:
-                raise FipaError(
-                    f"{source.path} has no parameters after round {missing[0]}: no arm of that run starts there"
-                )
-            shutil.copytree(source.path, target.path)
+            if not source.path.is_dir():
+                raise FipaError(f"{other} has no warm-up of seed {seed}: choose others with --seeds")
+            for k in self._starts():
+                if not source.start(k).is_file():
+                    raise FipaError(
+                        f"{source.path} has no parameters after round {k}: it has not come so far, or none of its arms "
+                        "starts there"
+                    )
+            folders.append((source.path, target.path))
+        return folders
 
     def _starts(self) -> set[int]:
         """The rounds of the warm-up that arms start from."""
@@ -171,7 +179,7 @@ class Run:
     def _pairs(self, problem: Problem) -> Iterator[tuple[Arm, int]]:
         arms, seeds = self.experiment.build(problem.least_squares), self.experiment.seeds
         warmup = self.experiment.build_warmup(problem.least_squares)
-        if warmup is None:
+        if warmup is None or not self._starts():
             yield from ((arm, seed) for arm in arms for seed in seeds)
             return
         for seed in seeds:
@@ -249,7 +257,7 @@ class Run:
                     arms[arm.name][str(seed)] = self._curves(arm.name, seed, *saved)
         results = self._header(problem) | {"arms": arms}
         warmup = self.experiment.warmup
-        if warmup is not None:
+        if warmup is not None and self._starts():
             loaded = {seed: self.folder(warmup.name, seed).load() for seed in self.experiment.seeds}
             seeds = {str(seed): self._curves(warmup.name, seed, *saved) for seed, saved in loaded.items() if saved}
             results["warmup"] = {"name": warmup.name, "rounds": warmup.rounds, "seeds": seeds}

@@ -131,6 +131,14 @@ def test_features_before_relu_can_be_negative() -> None:
     assert bool((features < 0).any())
 
 
+def test_a_level_that_is_never_called() -> None:
+    place = site()
+    place.problem.model.add_module("aside", nn.ModuleList([nn.ReLU()]))
+    place.problem.model.forward = lambda x: place.problem.model[2](torch.relu(place.problem.model[0](x)))  # type: ignore[method-assign]
+    with pytest.raises(FipaError, match="'aside' is never called with a tensor"):
+        place._objectives[0].features(place.initial, place.clients[0].data[0], ("aside",))
+
+
 def test_least_squares_clients_are_refused() -> None:
     x = torch.zeros(2, 2, dtype=torch.float64)
     place = Site(Problem(network(), [Residual(lambda u, x: u(x)[:, 0], x)], lambda model: 0.0), 0)

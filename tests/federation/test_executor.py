@@ -21,7 +21,7 @@ from fipa.federation.participation import Faults, Participation
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, SketchPlan
 from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
-from fipa.problems.vision import CNN, images
+from fipa.problems.vision import ConvNet, images
 
 FOUR = partial(sine, waves=2, samples=12, hidden=(4,), edges=(0.0, 0.3, 0.5, 0.8, 1.0), grid=16)
 FULL = SketchPlan(rank=None)
@@ -133,7 +133,7 @@ def test_threads_are_set() -> None:
 
 # --- images, and evaluation while workers are busy ---
 
-DIGITS = partial(images, dataset="digits", model=CNN((4, 8), 8), clients=4, samples=30, test_samples=50)
+DIGITS = partial(images, dataset="digits", model=ConvNet((4, 8), 8), clients=4, samples=30, test_samples=50)
 TRAINED = Arm("a", (stage(FIPA(0.1), SGD(lr=0.1, epochs=1, batch=8), 3, SketchPlan(rank=5)),), group=1)
 HEAD = Arm("a", (stage(FedAvg(), SGD(lr=0.1, epochs=1, batch=8), 3),), group=1, params=("9.*",))
 

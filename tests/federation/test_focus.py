@@ -279,3 +279,50 @@ def test_low_rank_adapters_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     results = run(stage(FIPA(0.1), SGD(lr=0.5, steps=3), 2, SketchPlan(rank=3)), tokens, group=1)
     assert results[-1][1]["ranks"] == [3, 3]
     assert results[1][1]["loss"] < results[0][1]["loss"]
+
+
+class TwoLayers(nn.Module):
+    """A head of several layers, called as the test wants."""
+
+    def __init__(self, **keywords: float) -> None:
+        super().__init__()
+        self.backbone, self.keywords = Backbone(), keywords
+        self.head = Head()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x), **self.keywords)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * self.layers(x)
+
+
+def with_model(model: nn.Module) -> Problem:
+    whole = problem()
+    return whole.like(model, whole.clients, whole.metric, None)
+
+
+def test_a_head_of_several_layers() -> None:
+    whole = with_model(TwoLayers())
+    part = focus(whole, "head.*")
+    assert isinstance(part.model, Head)
+    assert part.layout.numel == sum(p.numel() for p in whole.model.head.parameters())
+
+
+def test_a_head_that_takes_keywords_is_trained_through_the_model() -> None:
+    whole = with_model(TwoLayers(scale=10.0))
+    assert focus(whole, "head.*").model is whole.model
+
+
+def test_looking_for_the_head_leaves_the_models_mode_alone() -> None:
+    whole = with_model(TwoLayers())
+    whole.model.train()
+    part = focus(whole, "head.*")
+    assert whole.model.training
+    assert part.clients[0].tensors[0].shape[1] == 6
+    assert whole.model.training

@@ -260,3 +260,31 @@ def test_images_in_any_order_of_memory() -> None:
     x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for images in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
         torch.testing.assert_close(small.logits(flat, images), model(x))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_layer_with_its_own_forward_is_left_to_torch() -> None:
+    layers = [Standardised(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False)]
+    model = nn.Sequential(*layers)
+    assert SmallCNN.of(model, Layout.of(parameters_of(model))) is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_shows_in_the_loss(bad: float) -> None:
+    """The loops' maxima would hide it."""
+    model = nn.Sequential(threes(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3, bias=False))
+    layout = Layout.of(parameters_of(model))
+    flat, small = layout.flatten(parameters_of(model)), SmallCNN.of(model, layout)
+    assert small is not None
+    x, y = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(5, dtype=torch.int64)
+    assert bool(small.loss(flat, x, y).isfinite())
+    for place in (0, -1):
+        broken = flat.clone()
+        broken[place] = bad
+        assert bool(small.loss(broken, x, y).isnan())
+    x[1, 2, 3, 4] = bad
+    assert bool(small.loss(flat, x, y).isnan())

@@ -13,7 +13,7 @@ from fipa.data import Augment, BalancedDirichlet, Indices, load
 from fipa.data.images import Images, ImageSet, Normalise
 from fipa.errors import FipaError
 from fipa.models import cnn
-from fipa.problems.vision import CNN, Accuracy, Residual, images, split
+from fipa.problems.vision import Accuracy, ConvNet, ResidualNet, images, split
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -75,7 +75,7 @@ def test_accuracy_transforms_its_images_once() -> None:
 def test_every_client_holds_its_part() -> None:
     data = fake((1, 4, 4))
     groups = Indices(parts=((0, 5, 7), (1, 39)))
-    found = split(data, 0, model=CNN((2, 2), 3), clients=2, partition=groups, augment=Augment(1))
+    found = split(data, 0, model=ConvNet((2, 2), 3), clients=2, partition=groups, augment=Augment(1))
     for client, index in zip(found.clients, ([0, 5, 7], [1, 39]), strict=True):
         assert torch.equal(client.data[0], data.train.pixels[index])
         assert client.data[0].dtype == torch.uint8
@@ -91,23 +91,23 @@ def test_every_client_holds_its_part() -> None:
 
 def test_samples_per_client_and_of_the_test() -> None:
     data = load("digits")
-    found = images(3, clients=4, samples=30, test_samples=7, model=CNN((2,), 3), partition=BalancedDirichlet(0.5))
+    found = images(3, clients=4, samples=30, test_samples=7, model=ConvNet((2,), 3), partition=BalancedDirichlet(0.5))
     held = torch.cat([client.data[0] for client in found.clients])
     assert [client.num_examples for client in found.clients] == [30] * 4
     assert int(found.picture.counts.sum()) == 120
     assert all(any(torch.equal(image, other) for other in data.train.pixels) for image in held[:5])
     assert len(found.metric._images) == 7
     assert torch.equal(found.metric._images.pixels, data.test.pixels[:7])
-    everything = images(3, clients=4, model=CNN((2,), 3))
+    everything = images(3, clients=4, model=ConvNet((2,), 3))
     assert sum(client.num_examples for client in everything.clients) == len(data.train)
     assert len(everything.metric._images) == len(data.test)
 
 
 CODE = """
 import hashlib, torch
-from fipa.problems.vision import CNN, images
+from fipa.problems.vision import ConvNet, images
 torch.rand(5)
-p = images(2, clients=3, samples=20, model=CNN((2,), 3))
+p = images(2, clients=3, samples=20, model=ConvNet((2,), 3))
 bits = b"".join(t.numpy().tobytes() for c in p.clients for t in c.data) + p.initial.numpy().tobytes()
 print(hashlib.sha256(bits).hexdigest())
 """
@@ -118,7 +118,7 @@ def test_the_same_problem_in_every_process_and_another_for_every_seed(capsys: py
     torch.manual_seed(99)
     exec(CODE, {})
     assert capsys.readouterr().out == other
-    first, second = (images(seed, clients=3, samples=20, model=CNN((2,), 3)) for seed in (2, 3))
+    first, second = (images(seed, clients=3, samples=20, model=ConvNet((2,), 3)) for seed in (2, 3))
     assert not torch.equal(first.initial, second.initial)
     assert not torch.equal(first.clients[0].data[0], second.clients[0].data[0])
 
@@ -138,10 +138,10 @@ def test_networks_by_name(name: str, parameters: int) -> None:
 
 
 def test_networks_by_their_layers() -> None:
-    assert split(fake((1, 8, 8)), 0, model=CNN((2, 3), 4), clients=2).layout.shapes == (
+    assert split(fake((1, 8, 8)), 0, model=ConvNet((2, 3), 4), clients=2).layout.shapes == (
         (2, 1, 3, 3), (3, 2, 3, 3), (4, 12), (10, 4),
     )  # fmt: skip
-    found = split(fake((1, 9, 7)), 0, model=Residual((2, 4), 1), clients=2)
+    found = split(fake((1, 9, 7)), 0, model=ResidualNet((2, 4), 1), clients=2)
     assert found.model(found.clients[0].tensors[0]).shape == (20, 10)
 
 
@@ -172,13 +172,13 @@ def test_network_of_ones_own() -> None:
 )
 def test_wrong_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(FipaError, match=message):
-        split(fake((1, 8, 8)), 0, **({"model": CNN((2,), 3), "clients": 2} | settings))
+        split(fake((1, 8, 8)), 0, **({"model": ConvNet((2,), 3), "clients": 2} | settings))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 12), (1, 6, 6)])
 def test_cnns_need_squares_of_a_multiple_of_4(shape: tuple[int, int, int]) -> None:
     with pytest.raises(FipaError, match="fake: a cnn needs square images with a side of a multiple of 4"):
-        split(fake(shape), 0, model=CNN((2, 2), 3), clients=2)
+        split(fake(shape), 0, model=ConvNet((2, 2), 3), clients=2)
 
 
 def test_pooling_before_relu_is_pooling_after_it() -> None:

@@ -109,7 +109,7 @@ class Objective:
         seen: dict[str, Tensor] = {}
         handles = [
             self._model.get_submodule(level).register_forward_pre_hook(
-                lambda _, args, level=level: seen.update({level: args[0]})
+                lambda _, args, level=level: seen.update({level: args[0]} if args else {})
             )
             for level in levels
         ]
@@ -118,6 +118,9 @@ class Objective:
         finally:
             for handle in handles:
                 handle.remove()
+        missing = [level for level in levels if level not in seen]
+        if missing:
+            raise FipaError(f"{missing[0]!r} is never called with a tensor when the model runs: choose other levels")
         return outputs, [seen[level] for level in levels]
 
     def loss(self, flat: Tensor, terms: Terms) -> Tensor:

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from typing_extensions import Self
@@ -41,7 +41,7 @@ from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
 from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
-from fipa.problems.vision import CNN, Residual
+from fipa.problems.vision import ConvNet, ResidualNet
 
 RULES: dict[str, type] = {
     "fedavg": FedAvg,
@@ -80,9 +80,16 @@ def _specs(makers: Mapping[str, Callable[..., Any]], skip: tuple[str, ...]) -> d
         for parameter in inspect.signature(maker).parameters.values():
             if parameter.name not in skip:
                 default = ... if parameter.default is parameter.empty else parameter.default
-                fields[parameter.name] = (hints[parameter.name], default)
+                fields[parameter.name] = (_told_apart(hints[parameter.name]), default)
         specs[name] = create_model(maker.__name__, __base__=Strict, **fields)
     return specs
+
+
+def _told_apart(hint: Any) -> Any:
+    """Tables of several kinds, all with a name, are told apart by it: one error instead of one for each kind."""
+    kinds = get_args(hint)
+    named = [dataclasses.is_dataclass(kind) and kind.__dataclass_fields__.get("name") is not None for kind in kinds]
+    return Annotated[hint, Field(discriminator="name")] if kinds and all(named) else hint
 
 
 def _settings(spec: Any) -> dict[str, Any]:
@@ -108,7 +115,7 @@ else:  # tables that are told apart by their name
 
 # plain classes that are tables, too
 SETTINGS = (
-    *(AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults, Points, Region, Augment, CNN, Residual),
+    *(AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults, Points, Region, Augment, ConvNet, ResidualNet),
     *(BalancedDirichlet, Dirichlet, Shards, QuantitySkew, IID, Indices),
 )
 for _settings_class in SETTINGS:

@@ -256,7 +256,8 @@ class Federation:
         size = state.theta.numel() * state.theta.element_size()
         uplink, downlink = 0, size * len(asked)
         if isinstance(stage.local, Scaffold):
-            order = replace(order, variates=state.variates)
+            mine = {m: v for m, v in state.variates.items() if m == SERVER or m in clients}
+            order = replace(order, variates=mine)
             downlink *= 2
         elif isinstance(stage.local, Moon):  # clients keep their own last models: nothing is sent
             order = replace(order, variates={m: v for m, v in state.variates.items() if m in clients})

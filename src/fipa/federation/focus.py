@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fipa.curvature.data import cast
+from fipa.curvature.modes import evaluation_mode
 from fipa.federation.problem import Problem
 from fipa.layout import parameters_of
 
@@ -28,7 +29,7 @@ def focus(problem: Problem, params: str | Sequence[str]) -> Problem:
     if found is None:
         return problem.like(problem.model, problem.clients, problem.metric, names)
     path, head = found
-    features = Features(problem.model.eval(), path, problem.clients[0].transform)
+    features = Features(problem.model, path, problem.clients[0].transform)
     clients = [replace(client, transform=features, augment=None) for client in problem.clients]
     through = getattr(problem.metric, "through", None)
     if through is None:  # a metric of the user's own needs the whole model, which holds the head
@@ -63,7 +64,8 @@ class Features:
         seen: list[Tensor] = []
         handle = self.model.get_submodule(self.path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
-            self.model.eval()(cast(x if self.transform is None else self.transform(x), self._like))
+            with evaluation_mode(self.model):
+                self.model(cast(x if self.transform is None else self.transform(x), self._like))
         finally:
             handle.remove()
         return seen[0]
@@ -73,19 +75,31 @@ def _head(problem: Problem, names: Sequence[str]) -> tuple[str, nn.Module] | Non
     """The module that holds all of these parameters and no others, if the model ends with it."""
     model, first = problem.model, problem.clients[0]
     alike = all((client.loss, client.transform) == (first.loss, first.transform) for client in problem.clients)
-    path, *others = {name.rpartition(".")[0] for name in names}
-    if not alike or first.loss == "least_squares" or problem.resample is not None or others or not path:
+    path = ".".join(_common([name.split(".")[:-1] for name in names]))
+    if not alike or first.loss == "least_squares" or problem.resample is not None or not path:
         return None
     head = model.get_submodule(path)
     if {f"{path}.{name}" for name, _ in head.named_parameters()} != set(names):
         return None
-    calls: list[tuple[Any, Any]] = []
-    handle = head.register_forward_hook(lambda _, args, output: calls.append((args, output)))
+    calls: list[tuple[Any, Any, Any]] = []
+    handle = head.register_forward_hook(
+        lambda _, args, keywords, output: calls.append((args, keywords, output)), with_kwargs=True
+    )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(model):
             x, _ = replace(first, data=tuple(t[:1] for t in first.data), num_examples=0).tensors
-            output = model.eval()(cast(x, next(model.parameters())))
+            output = model(cast(x, next(model.parameters())))
     finally:
         handle.remove()
-    once = len(calls) == 1 and len(calls[0][0]) == 1
-    return (path, head) if once and calls[0][1] is output else None
+    once = len(calls) == 1 and len(calls[0][0]) == 1 and not calls[0][1]
+    return (path, head) if once and calls[0][2] is output else None
+
+
+def _common(paths: Sequence[Sequence[str]]) -> list[str]:
+    """The longest beginning that all have."""
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ from fipa.layout import Layout
 
 try:
     from fipa.kernels import loops as _loops
-except ImportError:  # numba is optional
+except ModuleNotFoundError as error:
+    if error.name != "numba":  # which is optional
+        raise
     _loops = None  # type: ignore[assignment]
 
 loops: Any = _loops
@@ -48,18 +51,18 @@ def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
     flat, modules = False, list(model._modules.items())
     while modules:
         name, module = modules.pop(0)
-        if isinstance(module, nn.Conv2d) and not flat and _plain(module):
-            pooled = bool(modules) and isinstance(modules[0][1], nn.MaxPool2d)
+        if type(module) is nn.Conv2d and not flat and _plain(module):
+            pooled = bool(modules) and type(modules[0][1]) is nn.MaxPool2d
             if pooled and not _halves(modules.pop(0)[1]):
                 return None
-            if not modules or not isinstance(modules.pop(0)[1], nn.ReLU):
+            if not modules or type(modules.pop(0)[1]) is not nn.ReLU:
                 return None
             convolutions.append(Convolution(f"{name}.weight", pooled))
-        elif isinstance(module, nn.Flatten) and convolutions and not flat:
+        elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and convolutions and not flat:
             flat = True
-        elif isinstance(module, nn.Linear) and flat and module.bias is None:
+        elif type(module) is nn.Linear and flat and module.bias is None:
             linear.append(f"{name}.weight")
-            if modules and (not isinstance(modules.pop(0)[1], nn.ReLU) or not modules):
+            if modules and (type(modules.pop(0)[1]) is not nn.ReLU or not modules):
                 return None
         else:
             return None
@@ -82,6 +85,7 @@ def _plain(conv: nn.Conv2d) -> bool:
         and conv.padding_mode == "zeros"
         and conv.bias is None
         and conv.weight.dtype == torch.float32
+        and conv.weight.device.type == "cpu"
         and conv.out_channels < LANES
     )
 
@@ -132,7 +136,9 @@ class SmallCNN:
         return self._workspace(view).forward(self._layout.unflatten(flat), view)[-1].T.clone()
 
     def loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Mean cross entropy."""
+        """Mean cross entropy; NaN wherever torch's would be, though the loops do not pass NaN on."""
+        if not bool(flat.isfinite().all()) or not bool(x.isfinite().all()):
+            return flat.new_tensor(math.nan)
         return cross_entropy(torch.cat([self.logits(flat, block) for block in x.split(BLOCK)]), y)
 
     def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:

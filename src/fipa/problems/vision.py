@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fipa.clients.client import Client
-from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Partition, load
+from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Indices, Partition, histogram, load
 from fipa.data.images import Normalise
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem, Shares
@@ -21,7 +21,7 @@ BLOCK = 500  # images that are classified at once
 
 
 @dataclass(frozen=True)
-class CNN:
+class ConvNet:
     """Convolutions, pooled after the first two, and two linear layers: see `fipa.models.cnn`."""
 
     channels: tuple[int, ...]
@@ -29,19 +29,19 @@ class CNN:
 
 
 @dataclass(frozen=True)
-class Residual:
+class ResidualNet:
     """A residual network: see `fipa.models.ResNet`."""
 
     widths: tuple[int, ...]
     blocks: int
 
 
-MODELS: dict[str, CNN | Residual] = {
-    "cnn8k": CNN((4, 8), 16),
-    "cnn23k": CNN((6, 12), 32),
-    "cnn207k": CNN((12, 24, 48), 61),
-    "resnet20": Residual((16, 32, 64), 3),
-    "resnet18": Residual((64, 128, 256, 512), 2),
+MODELS: dict[str, ConvNet | ResidualNet] = {
+    "cnn8k": ConvNet((4, 8), 16),
+    "cnn23k": ConvNet((6, 12), 32),
+    "cnn207k": ConvNet((12, 24, 48), 61),
+    "resnet20": ResidualNet((16, 32, 64), 3),
+    "resnet18": ResidualNet((64, 128, 256, 512), 2),
 }
 
 
@@ -73,7 +73,7 @@ def images(
     seed: int,
     *,
     dataset: str = "digits",
-    model: str | CNN | Residual = "cnn8k",
+    model: str | ConvNet | ResidualNet = "cnn8k",
     clients: int = 10,
     samples: int | None = None,
     partition: Partition = BalancedDirichlet(),  # noqa: B008
@@ -110,7 +110,7 @@ def split(
     data: ImageSet,
     seed: int,
     *,
-    model: str | CNN | Residual | Callable[[ImageSet, torch.Generator], nn.Module],
+    model: str | ConvNet | ResidualNet | Callable[[ImageSet, torch.Generator], nn.Module],
     clients: int,
     samples: int | None = None,
     partition: Partition = BalancedDirichlet(),  # noqa: B008
@@ -125,12 +125,14 @@ def split(
     if samples is not None:
         if clients * samples > len(train):
             raise FipaError(f"{clients} clients with {samples} samples each: {data.name} has only {len(train)}")
+        if isinstance(partition, Indices):
+            raise FipaError("problem: samples draws at random before the split; partition indices cannot count on that")
         chosen = torch.randperm(len(train), generator=generator_for(seed, "subset"))[: clients * samples]
         train = Images(train.pixels[chosen], train.labels[chosen])
     parts = partition.split(train.labels, clients, generator_for(seed, "split"))
     normalise = Normalise(data.mean, data.std)
     test = Images(data.test.pixels[:test_samples], data.test.labels[:test_samples])
-    counts = torch.stack([train.labels[part].bincount(minlength=len(data.classes)) for part in parts])
+    counts = histogram(train.labels, parts, len(data.classes))
     return Problem(
         _model(model, data, generator_for(seed, "model")),
         [
@@ -147,7 +149,7 @@ def split(
 
 
 def _model(
-    wanted: str | CNN | Residual | Callable[[ImageSet, torch.Generator], nn.Module],
+    wanted: str | ConvNet | ResidualNet | Callable[[ImageSet, torch.Generator], nn.Module],
     data: ImageSet,
     generator: torch.Generator,
 ) -> nn.Module:
@@ -156,14 +158,14 @@ def _model(
             raise FipaError(f"there is no model {wanted!r}; there are {', '.join(MODELS)}, or give its layers")
         wanted = MODELS[wanted]
     channels, height, width = data.shape
-    if isinstance(wanted, CNN):
+    if isinstance(wanted, ConvNet):
         if height != width or height % 4:
             raise FipaError(f"{data.name}: a cnn needs square images with a side of a multiple of 4, not {data.shape}")
         return cnn(
             list(wanted.channels), wanted.hidden, classes=len(data.classes), image=(channels, height),
             generator=generator,
         )  # fmt: skip
-    if isinstance(wanted, Residual):
+    if isinstance(wanted, ResidualNet):
         return ResNet(
             list(wanted.widths), wanted.blocks, classes=len(data.classes), channels=channels, generator=generator
         )
