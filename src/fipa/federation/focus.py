@@ -73,26 +73,39 @@ class Features:
 
 def _head(problem: Problem, names: Sequence[str]) -> tuple[str, nn.Module] | None:
     """The module that holds all of these parameters and no others, if the model ends with it."""
-    model, first = problem.model, problem.clients[0]
+    first = problem.clients[0]
     alike = all((client.loss, client.transform) == (first.loss, first.transform) for client in problem.clients)
-    path = ".".join(_common([name.split(".")[:-1] for name in names]))
-    if not alike or first.loss == "least_squares" or problem.resample is not None or not path:
+    if not alike or first.loss == "least_squares" or problem.resample is not None:
         return None
-    head = model.get_submodule(path)
-    if {f"{path}.{name}" for name, _ in head.named_parameters()} != set(names):
-        return None
+    parts = _common([name.split(".")[:-1] for name in names])
+    while parts:
+        path = ".".join(parts)
+        head = problem.model.get_submodule(path)
+        if {f"{path}.{name}" for name, _ in head.named_parameters()} != set(names):
+            return None
+        if _ends_with(problem, head):
+            return path, head
+        parts = parts[:-1]
+    return None
+
+
+def _ends_with(problem: Problem, head: nn.Module) -> bool:
+    """Whether the model calls this module once, with one tensor, and returns what it returns."""
+    model, one = problem.model, problem.clients[0]
     calls: list[tuple[Any, Any, Any]] = []
     handle = head.register_forward_hook(
         lambda _, args, keywords, output: calls.append((args, keywords, output)), with_kwargs=True
     )
     try:
         with torch.no_grad(), evaluation_mode(model):
-            x, _ = replace(first, data=tuple(t[:1] for t in first.data), num_examples=0).tensors
+            x, _ = replace(one, data=tuple(t[:1] for t in one.data), num_examples=0).tensors
             output = model(cast(x, next(model.parameters())))
     finally:
         handle.remove()
-    once = len(calls) == 1 and len(calls[0][0]) == 1 and not calls[0][1]
-    return (path, head) if once and calls[0][2] is output else None
+    if len(calls) != 1:
+        return False
+    args, keywords, returned = calls[0]
+    return len(args) == 1 and not keywords and returned is output
 
 
 def _common(paths: Sequence[Sequence[str]]) -> list[str]:
