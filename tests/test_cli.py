@@ -67,10 +67,14 @@ def test_show_keeps_strings_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
-    arms = list(enumerate(load(name)[1].arms))
-    steps = [f"arms.{i}.local={{name='adam', steps=2}}" for i, arm in arms if hasattr(arm.local, "steps")]
-    coarse = [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
-    settings = options([*small(name), *steps, *coarse])
+    experiment = load(name)[1]
+    arms = [(i, arm) for i, arm in enumerate(experiment.arms) if hasattr(arm.local, "steps")]
+    if experiment.problem.name == "images":  # as they are, all local rules included, for one epoch
+        more = [f"arms.{i}.local.epochs=1" for i, _ in arms]
+    else:
+        more = [f"arms.{i}.local={{name='adam', steps=2}}" for i, _ in arms]
+        more += [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
+    settings = options([*small(name), *more])
     done = fipa("run", name, *settings, "--rounds", 2, "--out", tmp_path / "run", "--json")
     assert done.code == 0, done.err
     content = results(tmp_path / "run")

@@ -94,3 +94,19 @@ def test_the_example_of_a_users_own_equation(tmp_path):
     assert done.code == 0
     metric = tiny.results(out)["arms"][arm]["0"]["metric"]
     assert metric[-1] < 0.02
+
+
+def test_the_example_of_own_images(tmp_path):
+    out, file = tmp_path / "out", str(ROOT / "examples/own_images.py")
+    assert tiny.fipa("run", file, "--out", str(out), "--json", "--rounds", "4").code == 0
+    assert min(run["0"]["metric"][-1] for run in tiny.results(out)["arms"].values()) > 60  # of four classes
+
+
+def test_fipa_controlled_beats_fedavg_on_digits(tmp_path):
+    """Accuracy that twenty unlike clients reach together, in the rounds of one seed."""
+    arms = ["FedAvg", "FIPA controlled"]
+    both = curves(tmp_path, "digits", arms, "seeds=[0]", "rounds=5", "warmup.rounds=5")
+    fedavg, fipa = (both[arm]["metric"][-1] for arm in arms)
+    assert fipa > fedavg + 5
+    loss = both["FIPA controlled"]["loss"]
+    assert loss == sorted(loss, reverse=True)

@@ -22,6 +22,10 @@ from fipa.cli import entry
 from fipa.config.load import load
 
 FIT = ["problem.samples=20", "problem.hidden=[4]"]
+DIGITS = [
+    *("problem.dataset=digits", "problem.clients=6", "problem.samples=10", "problem.test_samples=20"),
+    *("seeds=[0]", "warmup.rounds=2"),
+]
 PDE = ["problem.points={interior=10, boundary=3, test=20}", "problem.hidden=[4]"]
 
 PROBLEM = """\
@@ -133,8 +137,14 @@ def fipa(*arguments: object) -> Done:
 
 
 def small(name: str) -> list[str]:
-    """Settings that make a shipped experiment tiny."""
-    return PDE if hasattr(load(name)[1].problem, "points") else FIT
+    """Settings that make a shipped experiment tiny, and let it do without data."""
+    experiment = load(name)[1]
+    if experiment.problem.name != "images":
+        return PDE if hasattr(experiment.problem, "points") else FIT
+    head = any(arm.params for arm in experiment.arms)
+    starts = [f"arms.{i}.start=1" for i, arm in enumerate(experiment.arms) if arm.start]
+    model = "{widths=[2, 4], blocks=1}" if head else "{channels=[2, 4], hidden=4}"
+    return [*DIGITS, f"problem.model={model}", *starts]
 
 
 def options(settings: Sequence[str]) -> list[str]:
