@@ -1,8 +1,8 @@
 """The tables of docs/vision.md from runs: `python docs/results/vision.py runs/cifar10-cnn8k runs/cifar10-silo ...`.
 
-For each run and arm: best round, mean of all rounds, mean of the last five, mean and standard deviation over the seeds, and
-the paired difference of the means to the control with its standard error. With `--paper`, one line per run instead, beside
-the numbers of the paper's Table 1.
+For each run and arm: best round, mean of all rounds, mean of the last five, mean and standard deviation over the
+seeds, and the paired difference of the means to the control with its standard error. With `--paper`, one line per run
+instead, beside the numbers of the paper's Table 1.
 """
 
 from __future__ import annotations
