@@ -149,7 +149,8 @@ def test_ctrl_c_stops_all_workers_and_two_workers_give_the_same_bits_as_one(
     experiment: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    with process("run", experiment, "--out", out, "--workers", 2, "--arm", "FIPA", "--arm", "fedadam") as running:
+    arms = [part for arm in ("FIPA", "fedadam", "diagonal", "warm-up") for part in ("--arm", arm)]
+    with process("run", experiment, "--out", out, "--workers", 2, *arms) as running:
         wait_for_rounds(running, out, 10)
         assert len(group(running.pid)) >= 3
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does
@@ -159,7 +160,7 @@ def test_ctrl_c_stops_all_workers_and_two_workers_give_the_same_bits_as_one(
         assert "Traceback" not in err
         wait_until(lambda: group(running.pid) == [], seconds=5)
     done = sum(len(curves["metric"]) for seeds in results(out)["arms"].values() for curves in seeds.values())
-    assert 10 <= done == rounds_on_disk(out) < 16
+    assert 9 <= done <= rounds_on_disk(out) < 32  # the last line of history may be without its checkpoint
     write(out, (out / "run.json").read_text("utf-8").replace('"workers": 2', '"workers": 1'), "run.json")
     assert fipa("resume", out, "--quiet").code == 0
     check_same(out, whole)
