@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fipa.clients.client import Client
 from fipa.curvature.data import cast
-from fipa.curvature.functional import model_caller
+from fipa.curvature.functional import inputs_of, model_caller
 from fipa.data.augment import Augment
 from fipa.errors import FipaError, SketchError
 from fipa.kernels.small_cnn import SmallCNN, View
@@ -106,18 +106,8 @@ class Objective:
 
     def features(self, flat: Tensor, x: Tensor, levels: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and what goes into the modules at `levels` on the way."""
-        seen: dict[str, Tensor] = {}
-        handles = [
-            self._model.get_submodule(level).register_forward_pre_hook(
-                lambda _, args, level=level: seen.update({level: args[0]} if args else {})
-            )
-            for level in levels
-        ]
-        try:
+        with inputs_of(self._model, levels) as seen:
             outputs = self._model_at(flat)(x)
-        finally:
-            for handle in handles:
-                handle.remove()
         missing = [level for level in levels if level not in seen]
         if missing:
             raise FipaError(f"{missing[0]!r} is never called with a tensor when the model runs: choose other levels")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,23 @@ from torch.func import functional_call
 from fipa.curvature.data import cast
 
 Params = Mapping[str, Tensor]
+
+
+@contextmanager
+def inputs_of(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """What goes into the modules at `paths` while the model runs, by path; of several calls, into the last."""
+    seen: dict[str, Tensor] = {}
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(
+            lambda _, args, path=path: seen.update({path: args[0]} if args else {})
+        )
+        for path in paths
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def model_caller(model: nn.Module, params: Params) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fipa.curvature.data import cast
+from fipa.curvature.functional import inputs_of
 from fipa.curvature.modes import evaluation_mode
 from fipa.federation.problem import Problem
 from fipa.layout import parameters_of
@@ -51,24 +52,15 @@ class Features:
     path: str
     transform: Any
 
-    @property
-    def _like(self) -> Tensor:
-        return next(self.model.parameters())
-
     def __call__(self, x: Tensor) -> Tensor:
         """Of all rows of x."""
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(self.model):
             return torch.cat([self._block(block) for block in x.split(BLOCK)])
 
     def _block(self, x: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        handle = self.model.get_submodule(self.path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
-            with evaluation_mode(self.model):
-                self.model(cast(x if self.transform is None else self.transform(x), self._like))
-        finally:
-            handle.remove()
-        return seen[0]
+        with inputs_of(self.model, [self.path]) as seen:
+            self.model(cast(x if self.transform is None else self.transform(x), next(self.model.parameters())))
+        return seen[self.path]
 
 
 def _head(problem: Problem, names: Sequence[str]) -> tuple[str, nn.Module] | None:
