@@ -26,7 +26,7 @@ from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Proble
 from fipa.clients.local_rules import SGD, GaussNewton
 from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
 from fipa.federation.engine import Arm, Federation, State
-from fipa.federation.executor import Executor, Scope, Work
+from fipa.federation.executor import Executor, Replies, Scope
 from fipa.federation.plans import SketchPlan
 from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
@@ -148,7 +148,7 @@ class Counting(Executor):
 
     worked = probed = 0
 
-    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Work:
+    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Replies:
         self.worked += 1
         return super().start(scope, groups, order)
 

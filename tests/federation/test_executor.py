@@ -95,7 +95,7 @@ def test_answers_come_in_the_order_of_the_groups() -> None:
     with Executor(lines) as executor:
         order = Order(1, torch.tensor(START, dtype=torch.float64), SGD(lr=0.1, steps=1))
         groups = [(2,), (0,), (1,)]
-        assert [r.update.client_id for r in executor.work(SCOPE, groups, order)] == [2, 0, 1]
+        assert [r.update.client_id for r in executor.start(SCOPE, groups, order)()[0]] == [2, 0, 1]
         site = executor.site(SCOPE)
         assert executor.losses(SCOPE, groups, order.theta) == [site.losses((m,), order.theta)[0] for m in (2, 0, 1)]
         gradients = executor.gradients(SCOPE, groups, order.theta)

@@ -31,7 +31,8 @@ class StepControl:
     caution
         After a rejected trial: damping times this, or step divided by it.
     boldness
-        After an accepted round: damping times this, or step divided by it (never above the rule's own step).
+        After an accepted round: damping times this, or step divided by it (never above the rule's own step). Not with
+        `select="best"`, which begins every round alike.
     trials
         Most trials in one round; if none is accepted, the model stays as it is.
     select
@@ -87,7 +88,7 @@ class Trial:
 
     result: Result[Tensor] | None  # None: no trial was accepted
     value: float  # for the next round
-    used: float  # in the last trial
+    used: float  # in the accepted trial, or in the last, or with select="best" in the first
     trials: int
 
 

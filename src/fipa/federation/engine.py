@@ -19,7 +19,7 @@ from fipa.clients.features import Moon
 from fipa.clients.local_rules import GaussNewton, Scaffold
 from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
-from fipa.federation.executor import Executor, Scope, Work
+from fipa.federation.executor import Executor, Replies, Scope
 from fipa.federation.memory import peak_mib, reset_peak
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.site import SERVER, Order, Reply
@@ -108,7 +108,7 @@ class Begun:
     stage: Stage
     place: int  # of the round in its stage
     delays: dict[int, int | None]  # of those who were asked
-    work: Work
+    replies: Replies
     uplink: int
     downlink: int
     seconds: float  # so far
@@ -181,15 +181,15 @@ class Federation:
                 events.append(_event(k, client, "dropped out"))
         answering = [client for client in asked if delays[client] is not None]
         order, uplink, downlink = self._order(state, stage, k, asked, answering)
-        work = self._executor.start(self.scope, self.site.groups(answering, self.arm.group), order)
+        replies = self._executor.start(self.scope, self.site.groups(answering, self.arm.group), order)
         seconds = time.perf_counter() - start
-        return Begun(state, stage, place, delays, work, uplink, downlink, seconds, events)
+        return Begun(state, stage, place, delays, replies, uplink, downlink, seconds, events)
 
     def _finish(self, begun: Begun) -> tuple[State, dict[str, Any]]:
         """Wait for the answers, and take the server's step."""
         state, stage, place, delays, events = begun.state, begun.stage, begun.place, begun.delays, begun.events
         uplink, downlink, k = begun.uplink, begun.downlink, begun.state.round_number + 1
-        replies, client_seconds = begun.work.replies()
+        replies, client_seconds = begun.replies()
         start = time.perf_counter()
         for reply in replies:
             events += [_event(k, reply.update.client_id, note) for note in reply.notes]

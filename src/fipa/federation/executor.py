@@ -27,6 +27,7 @@ from fipa.federation.parameters import load_theta
 from fipa.federation.problem import Problem
 from fipa.federation.site import Order, Reply, Site
 
+Replies = Callable[[], tuple[list[Reply], float]]  # waits for clients; also tells how many seconds they took
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
 
 
@@ -50,13 +51,6 @@ class Scope:
     centralised: bool = False
     start: str | None = None
     params: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """Clients at work: `replies()` waits for them, and tells how many seconds they took in all."""
-
-    replies: Callable[[], tuple[list[Reply], float]]
 
 
 class Executor:
@@ -111,8 +105,11 @@ class Executor:
         for _ in range(1 if self._pool is None else 2 * self._workers):  # often enough that each worker gets some
             self._map("prepare", scope, groups, theta, bends)
 
-    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Work:
-        """Training and curvature, group by group; workers begin at once, this process when it is asked for replies."""
+    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Replies:
+        """Training and curvature, group by group; replies come in the order of the groups.
+
+        Workers begin at once, this process when it is asked for replies.
+        """
         begun = time.perf_counter()
         wait = self._start("work", scope, groups, order)
 
@@ -121,11 +118,7 @@ class Executor:
             parts, ended = wait()
             return [reply for part in parts for reply in part], ended - (begun if self._pool else asked)
 
-        return Work(replies)
-
-    def work(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> list[Reply]:
-        """The same, and wait; answers in the order of the groups."""
-        return self.start(scope, groups, order).replies()[0]
+        return replies
 
     def losses(
         self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
