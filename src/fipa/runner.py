@@ -30,6 +30,7 @@ from fipa.federation.executor import Executor, Scope
 from fipa.federation.parameters import save_theta
 from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
 from fipa.federation.storage import RunFolder, write_json
+from fipa.kernels.small_cnn import loops
 from fipa.layout import parameters_of
 
 FORMAT = "fipa-results-1"
@@ -278,6 +279,7 @@ class Run:
             "machine": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,
+                "small CNNs by": "torch" if loops is None else "numba",  # which changes the last bits
                 "cpu": _processor(),
                 "threads": self.experiment.engine.threads,
                 "workers": self.experiment.engine.workers,

@@ -6,7 +6,7 @@ import heapq
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ class BalancedDirichlet:
     left, each with a chance in proportion to p of its class.
     """
 
-    name: Literal["balanced-dirichlet"] = "balanced-dirichlet"
+    name: Literal["balanced-dirichlet"] = field(default="balanced-dirichlet", kw_only=True)
     alpha: float = 0.3
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Dirichlet:
     A client with fewer than `smallest` examples gets what it lacks, one by one, from whoever has most.
     """
 
-    name: Literal["dirichlet"] = "dirichlet"
+    name: Literal["dirichlet"] = field(default="dirichlet", kw_only=True)
     alpha: float = 0.3
     smallest: int = 1
 
@@ -79,7 +79,7 @@ class Shards:
     even.
     """
 
-    name: Literal["shards"] = "shards"
+    name: Literal["shards"] = field(default="shards", kw_only=True)
     per_client: int = 2
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class QuantitySkew:
     A client with fewer than `smallest` examples gets what it lacks, one by one, from whoever has most.
     """
 
-    name: Literal["quantity"] = "quantity"
+    name: Literal["quantity"] = field(default="quantity", kw_only=True)
     alpha: float = 0.3
     smallest: int = 1
 
@@ -122,7 +122,7 @@ class QuantitySkew:
 class IID:
     """Equal shares, at random."""
 
-    name: Literal["iid"] = "iid"
+    name: Literal["iid"] = field(default="iid", kw_only=True)
 
     def split(self, labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
         """Indices of each client, ascending."""
@@ -142,7 +142,7 @@ class Indices:
         Refuse shares that leave examples out.
     """
 
-    name: Literal["indices"] = "indices"
+    name: Literal["indices"] = field(default="indices", kw_only=True)
     file: str = ""
     parts: tuple[tuple[int, ...], ...] = ()
     complete: bool = False

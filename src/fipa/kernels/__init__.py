@@ -1,1 +1,1 @@
-"""Small CNNs on CPUs, several times as fast as torch runs them; needs numba."""
+"""Small CNNs on CPUs, faster than torch runs them; needs numba."""

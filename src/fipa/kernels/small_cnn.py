@@ -66,11 +66,9 @@ def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
                 return None
         else:
             return None
-    if len({id(module) for module in model if isinstance(module, nn.Conv2d | nn.Linear)}) < len(convolutions) + len(
-        linear
-    ):
-        return None  # a layer that is used twice
     names = (*(c.weight for c in convolutions), *linear)
+    if len({id(module) for module in model if isinstance(module, nn.Conv2d | nn.Linear)}) < len(names):
+        return None  # a layer that is used twice
     return Layers(tuple(convolutions), tuple(linear)) if linear and names == layout.names else None
 
 
