@@ -11,8 +11,9 @@ from tiny import ONE_ARM, write
 
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA
+from fipa.config.kinds import LOCAL_RULES, RULES, SPECS
 from fipa.config.load import OWN_PROBLEM, load, names, tomllib, validate
-from fipa.config.schema import LOCAL_RULES, RULES, SPECS, Experiment, dump, resolved
+from fipa.config.schema import Experiment, dump, resolved
 from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.errors import FipaError
 from fipa.federation.control import StepControl

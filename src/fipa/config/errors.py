@@ -10,8 +10,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from fipa.config.kinds import SETTINGS, SPECS
 from fipa.config.lines import Path, line_of
-from fipa.config.schema import SETTINGS, SPECS, Experiment
+from fipa.config.schema import Experiment
 from fipa.errors import FipaError
 
 
