@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -36,12 +37,12 @@ class Layout:
         """The layout of a mapping from names to tensors, in the mapping's order."""
         return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()))
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Length of the flat vector."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of elements of each parameter."""
         return tuple(math.prod(shape) for shape in self.shapes)

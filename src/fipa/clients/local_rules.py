@@ -181,7 +181,7 @@ def descend(
     thetas = theta.expand(objective.size, -1).clone().requires_grad_()
     optimizer = rule.optimizer(thetas, lr)
     batches = Batches(objective.lengths, rule.batch, generators) if rule.batch else None
-    limits = torch.tensor(steps)
+    limits, shortest = torch.tensor(steps), min(steps, default=0)
     for step in range(max(steps, default=0)):
         chosen = batches.draw(step) if batches else None
         if extra is None:
@@ -196,12 +196,12 @@ def descend(
             norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
             gradient = gradient * (rule.clip / norms).clamp(max=1)
         thetas.grad = gradient
-        done = limits <= step
-        before = thetas.detach()[done].clone() if bool(done.any()) else None
+        before = thetas.detach().clone() if step >= shortest else None
         optimizer.step()
         if before is not None:
             with torch.no_grad():
-                thetas[done] = before
+                done = limits <= step
+                thetas[done] = before[done]
     return thetas.detach() - theta
 
 
@@ -222,11 +222,14 @@ class Batches:
             self._orders = [
                 torch.stack([torch.randperm(n, generator=g) for g in self._generators]) for n in self._lengths
             ]
-        first = self._lengths[0]
-        size = min(self._batch, first - place * self._batch)
-        return [
-            order[:, torch.arange(place * self._batch, place * self._batch + size) % order.shape[1]][
-                :, : order.shape[1]
-            ]
-            for order in self._orders
-        ]
+        start = place * self._batch
+        size = min(self._batch, self._lengths[0] - start)
+        return [_part(order, start, size) for order in self._orders]
+
+
+def _part(order: Tensor, start: int, size: int) -> Tensor:
+    """That many columns from there on, beginning anew at the end, but none of them twice."""
+    length = order.shape[1]
+    if start + size <= length:
+        return order[:, start : start + size]
+    return order[:, torch.arange(start, start + min(size, length)) % length]

@@ -17,42 +17,67 @@ F, INT = np.float32, np.int32
 
 @njit(fastmath=True, cache=True)
 def convolve(x, w, y, n):  # type: ignore[no-untyped-def]
-    """Y (out, H, W n) = 3x3 convolution of x (in, H + 2, (W + 2) n) with w (out, in, 3, 3), for n images."""
-    m = y.shape[2]
-    for c in range(y.shape[0]):
+    """Y (out, H, W n) = 3x3 convolution of x (in, H + 2, (W + 2) n) with w (out, in, 3, 3), for n images.
+
+    Two channels in one pass, so that what is loaded of x is used twice.
+    """
+    channels, m = y.shape[0], y.shape[2]
+    for c in range(0, channels, 2):
+        d = min(c + 1, channels - 1)  # an odd one out is its own partner
         for h in range(y.shape[1]):
-            row = y[c, h]
+            y0, y1 = y[c, h], y[d, h]
+            y0[:] = 0
+            y1[:] = 0
             for k in range(x.shape[0]):
-                f, top, mid, low = w[c, k], x[k, h], x[k, h + 1], x[k, h + 2]
-                f00, f01, f02, a0, a1, a2 = f[0, 0], f[0, 1], f[0, 2], top[:m], top[n : n + m], top[2 * n :]
-                f10, f11, f12, b0, b1, b2 = f[1, 0], f[1, 1], f[1, 2], mid[:m], mid[n : n + m], mid[2 * n :]
-                f20, f21, f22, c0, c1, c2 = f[2, 0], f[2, 1], f[2, 2], low[:m], low[n : n + m], low[2 * n :]
-                if k == 0:
-                    row[:] = 0
-                for t in range(m):  # one pass over the row for all nine weights
-                    row[t] += (
-                        f00 * a0[t] + f01 * a1[t] + f02 * a2[t]
-                        + f10 * b0[t] + f11 * b1[t] + f12 * b2[t]
-                        + f20 * c0[t] + f21 * c1[t] + f22 * c2[t]
+                a, b, top, mid, low = w[c, k], w[d, k], x[k, h], x[k, h + 1], x[k, h + 2]
+                a0, a1, a2, a3, a4, a5, a6, a7, a8 = (
+                    a[0, 0], a[0, 1], a[0, 2], a[1, 0], a[1, 1], a[1, 2], a[2, 0], a[2, 1], a[2, 2]
+                )  # fmt: skip
+                b0, b1, b2, b3, b4, b5, b6, b7, b8 = (
+                    b[0, 0], b[0, 1], b[0, 2], b[1, 0], b[1, 1], b[1, 2], b[2, 0], b[2, 1], b[2, 2]
+                )  # fmt: skip
+                x0, x1, x2 = top[:m], top[n : n + m], top[2 * n :]
+                x3, x4, x5 = mid[:m], mid[n : n + m], mid[2 * n :]
+                x6, x7, x8 = low[:m], low[n : n + m], low[2 * n :]
+                for t in range(m):
+                    p0, p1, p2, p3, p4, p5, p6, p7, p8 = (
+                        x0[t], x1[t], x2[t], x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
                     )  # fmt: skip
+                    s = y0[t] + a0 * p0 + a1 * p1 + a2 * p2 + a3 * p3 + a4 * p4 + a5 * p5 + a6 * p6 + a7 * p7 + a8 * p8
+                    u = y1[t] + b0 * p0 + b1 * p1 + b2 * p2 + b3 * p3 + b4 * p4 + b5 * p5 + b6 * p6 + b7 * p7 + b8 * p8
+                    y0[t] = s
+                    y1[t] = u
 
 
 @njit(fastmath=True, cache=True)
 def convolve_gradient(x, dy, dw, n):  # type: ignore[no-untyped-def]
     """Gradient (out, in, 3, 3) of `convolve` in its weights; dy has a border like x."""
-    m = dy.shape[2] - 2 * n
-    for c in range(dy.shape[0]):
+    channels, m = dy.shape[0], dy.shape[2] - 2 * n
+    for c in range(0, channels, 2):
+        d = min(c + 1, channels - 1)
         for k in range(x.shape[0]):
-            for i in range(3):
-                s0, s1, s2 = F(0), F(0), F(0)
-                for h in range(dy.shape[1] - 2):
-                    g, row = dy[c, h + 1, n : n + m], x[k, h + i]
-                    a, b, d = row[:m], row[n : n + m], row[2 * n :]
-                    for t in range(m):
-                        s0 += g[t] * a[t]
-                        s1 += g[t] * b[t]
-                        s2 += g[t] * d[t]
-                dw[c, k, i, 0], dw[c, k, i, 1], dw[c, k, i, 2] = s0, s1, s2
+            a0, a1, a2, a3, a4, a5, a6, a7, a8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
+            b0, b1, b2, b3, b4, b5, b6, b7, b8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
+            for h in range(dy.shape[1] - 2):
+                g, f, top, mid, low = dy[c, h + 1, n:], dy[d, h + 1, n:], x[k, h], x[k, h + 1], x[k, h + 2]
+                x0, x1, x2 = top[:m], top[n : n + m], top[2 * n :]
+                x3, x4, x5 = mid[:m], mid[n : n + m], mid[2 * n :]
+                x6, x7, x8 = low[:m], low[n : n + m], low[2 * n :]
+                for t in range(m):
+                    p0, p1, p2, p3, p4, p5, p6, p7, p8 = (
+                        x0[t], x1[t], x2[t], x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
+                    )  # fmt: skip
+                    s, u = g[t], f[t]
+                    a0, a1, a2 = a0 + s * p0, a1 + s * p1, a2 + s * p2
+                    a3, a4, a5 = a3 + s * p3, a4 + s * p4, a5 + s * p5
+                    a6, a7, a8 = a6 + s * p6, a7 + s * p7, a8 + s * p8
+                    b0, b1, b2 = b0 + u * p0, b1 + u * p1, b2 + u * p2
+                    b3, b4, b5 = b3 + u * p3, b4 + u * p4, b5 + u * p5
+                    b6, b7, b8 = b6 + u * p6, b7 + u * p7, b8 + u * p8
+            a, b = dw[c, k], dw[d, k]
+            a[0, 0], a[0, 1], a[0, 2], b[0, 0], b[0, 1], b[0, 2] = a0, a1, a2, b0, b1, b2
+            a[1, 0], a[1, 1], a[1, 2], b[1, 0], b[1, 1], b[1, 2] = a3, a4, a5, b3, b4, b5
+            a[2, 0], a[2, 1], a[2, 2], b[2, 0], b[2, 1], b[2, 2] = a6, a7, a8, b6, b7, b8
 
 
 @njit(fastmath=True, cache=True)
