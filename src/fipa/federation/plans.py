@@ -5,19 +5,41 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fipa.clients.client import Client
+from fipa.aggregation.additive import AdditiveFIPA
+from fipa.aggregation.diagonal import DiagonalFisher
+from fipa.aggregation.fipa import FIPA, CompletedFIPA
+from fipa.aggregation.foof import FOOF
+from fipa.aggregation.rule import Rule
 from fipa.curvature.additive import AdditiveStatistics, additive_statistics
 from fipa.curvature.covariance import InputCovariance, input_covariance
 from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
 from fipa.curvature.rank import Rank, RelativeThreshold
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Sketch, Solver, sketch
+from fipa.curvature.terms import LossName
 from fipa.errors import FipaError, RankWarning
 from fipa.layout import Layout
+
+
+class Source(Protocol):
+    """Whose curvature it is: a `Client`, or any other data with a loss."""
+
+    @property
+    def tensors(self) -> Any:
+        """The data, as `fipa.sketch` takes them."""
+
+    @property
+    def loss(self) -> LossName:
+        """On these data."""
+
+    @property
+    def num_examples(self) -> int:
+        """Their weight."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +54,7 @@ class SketchPlan:
     max_examples: int | None = None
     sampled_labels: int | None = None
 
-    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> Sketch:
+    def compute(self, model: nn.Module, layout: Layout, client: Source, seed: int) -> Sketch:
         """The client's sketch at the model's present parameters."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RankWarning)  # no news in a round: the record shows the rank
@@ -52,7 +74,7 @@ class AdditivePlan:
     sampled_labels: int | None = None
 
     def compute(
-        self, model: nn.Module, layout: Layout, client: Client, seed: int, delta: Tensor, test_seed: int
+        self, model: nn.Module, layout: Layout, client: Source, seed: int, delta: Tensor, test_seed: int
     ) -> AdditiveStatistics:
         """The client's statistics at the model's present parameters."""
         return additive_statistics(
@@ -69,7 +91,7 @@ class DiagonalPlan:
     max_examples: int | None = None
     sampled_labels: int | None = None
 
-    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> DiagonalCurvature:
+    def compute(self, model: nn.Module, layout: Layout, client: Source, seed: int) -> DiagonalCurvature:
         """The client's diagonal at the model's present parameters."""
         return diagonal_fisher(
             model, client.tensors, client.loss, params=layout.names, max_examples=self.max_examples,
@@ -81,13 +103,25 @@ class DiagonalPlan:
 class CovariancePlan:
     """Layer-wise input covariances, as for `fipa.input_covariance`."""
 
-    def compute(self, model: nn.Module, layout: Layout, client: Client, seed: int) -> InputCovariance:
+    def compute(self, model: nn.Module, layout: Layout, client: Source, seed: int) -> InputCovariance:
         """The client's covariances at the model's present parameters."""
-        inputs = torch.cat([r.inputs[0] for r in client.data]) if client.loss == "least_squares" else client.tensors
+        data = client.tensors
+        inputs = torch.cat([r.inputs[0] for r in data]) if client.loss == "least_squares" else data
         return input_covariance(model, inputs, params=layout.names, seed=seed)
 
 
 Plan = SketchPlan | AdditivePlan | DiagonalPlan | CovariancePlan
+_PLANS: dict[type, Plan] = {
+    AdditiveFIPA: AdditivePlan(), DiagonalFisher: DiagonalPlan(), FOOF: CovariancePlan(), FIPA: SketchPlan(),
+    CompletedFIPA: SketchPlan(),
+}  # fmt: skip
+
+
+def plan_for(rule: Rule) -> Plan | None:
+    """What a rule needs to know of the clients' curvature, with default settings; None for nothing."""
+    inner: Rule | None = getattr(rule, "inner", None)
+    own = next((plan for kind, plan in _PLANS.items() if isinstance(rule, kind)), None)
+    return own if own is not None or inner is None else plan_for(inner)
 
 
 @dataclass(frozen=True)

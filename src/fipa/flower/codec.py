@@ -1,0 +1,111 @@
+r"""Tensors as Flower arrays: raw little-endian numbers, whose size is known before they are looked at.
+
+`bfloat16` halves the bytes of a matrix, `int8` quarters them: each column is stored as integers between -127 and 127
+and a scale, its largest magnitude divided by 127.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fipa.errors import FipaError
+
+Precision = Literal["float32", "bfloat16", "int8"]
+ROWS, COLUMNS = "fipa.rows", "fipa.columns"  # what follows what in memory: products of matrices depend on it, by a bit
+SCALE = ".scale"  # after the name of an array: the scales of its columns
+WORDS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "bfloat16": np.dtype("<i2"),
+    "int8": np.dtype("i1"),
+}
+
+
+class PayloadError(FipaError):
+    """A message is not what was asked for."""
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a precision that is not known."""
+    if precision not in get_args(Precision):
+        raise FipaError(f"unknown precision {precision!r}: use {', '.join(map(repr, get_args(Precision)))}")
+
+
+def pack(tensors: Mapping[str, Tensor], precision: Precision = "float32") -> ArrayRecord:
+    """Tensors by name; matrices in the given precision, everything else as it is."""
+    arrays: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if precision == "int8" and tensor.dim() == 2:
+            scale = tensor.abs().amax(dim=0) / 127
+            arrays[name] = _raw((tensor / scale.clamp(min=torch.finfo(scale.dtype).tiny)).round().to(torch.int8))
+            arrays[name + SCALE] = _raw(scale)
+        elif precision == "bfloat16" and tensor.dim() == 2:
+            arrays[name] = _raw(tensor.to(torch.bfloat16))
+        else:
+            arrays[name] = _raw(tensor)
+    return ArrayRecord(arrays)
+
+
+def unpack(record: ArrayRecord, shapes: Mapping[str, tuple[int | None, ...]], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of exactly these names and shapes (None: any length), as `dtype`. Refuses everything else."""
+    extra = [name for name in record if name.removesuffix(SCALE) not in shapes]
+    if extra:
+        raise PayloadError(f"has an array {extra[0]!r} that nobody asked for")
+    tensors = {}
+    for name, shape in shapes.items():
+        if name not in record:
+            raise PayloadError(f"has no array {name!r}")
+        tensor = _tensor(name, record[name], shape)
+        if tensor.dtype == torch.int8:
+            if name + SCALE not in record:
+                raise PayloadError(f"has integers in {name!r}, but no scales for them")
+            scale = _tensor(name + SCALE, record[name + SCALE], (tensor.shape[-1],))
+            tensors[name] = tensor.to(dtype).mul_(scale.to(dtype))
+        else:
+            tensors[name] = tensor.to(dtype)
+    return tensors
+
+
+def nbytes(*records: ArrayRecord) -> int:
+    """Bytes of all arrays as they travel."""
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def _raw(tensor: Tensor) -> Array:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in WORDS:
+        raise FipaError(f"tensors of {tensor.dtype} cannot be sent: convert the model to float32 or float64")
+    by_columns = tensor.dim() == 2 and tensor.stride(0) == 1 and not tensor.is_contiguous()
+    words = (tensor.T if by_columns else tensor).detach().cpu().contiguous()
+    words = words.view(torch.int16) if tensor.dtype == torch.bfloat16 else words
+    data = words.numpy().astype(WORDS[name], copy=False).tobytes()
+    return Array(dtype=name, shape=tuple(tensor.shape), stype=COLUMNS if by_columns else ROWS, data=data)
+
+
+def _tensor(name: str, array: Array, shape: tuple[int | None, ...]) -> Tensor:
+    if array.stype not in (ROWS, COLUMNS) or array.dtype not in WORDS:
+        raise PayloadError(f"has {name!r} in the format {array.stype!r} of {array.dtype!r}, expected {ROWS!r}")
+    fits = len(array.shape) == len(shape) and all(
+        have >= 0 and want in (None, have) for have, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
+        raise PayloadError(f"has {name!r} of shape {tuple(array.shape)}, expected {_shown(shape)}")
+    word = WORDS[array.dtype]
+    if len(array.data) != math.prod(array.shape) * word.itemsize:
+        raise PayloadError(f"has {len(array.data)} bytes for {name!r} of shape {tuple(array.shape)} and {array.dtype}")
+    numbers = torch.from_numpy(np.frombuffer(bytearray(array.data), word).astype(word.newbyteorder("="), copy=False))
+    numbers = numbers.view(torch.bfloat16) if array.dtype == "bfloat16" else numbers
+    if array.stype == COLUMNS:
+        return numbers.reshape(array.shape[::-1]).permute(*range(len(array.shape) - 1, -1, -1))
+    return numbers.reshape(array.shape)
+
+
+def _shown(shape: tuple[int | None, ...]) -> str:
+    return "(" + ", ".join("any" if side is None else str(side) for side in shape) + ")"

@@ -1,0 +1,119 @@
+"""Replies as they arrive: matched with what was asked, checked, refused with a reason, or taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import Message
+from flwr.common.logger import log
+from torch import Tensor
+
+from fipa.aggregation.update import ClientUpdate
+from fipa.federation.plans import AdditivePlan, Plan
+from fipa.flower.answer import Answer, Limits, decode
+from fipa.flower.codec import PayloadError
+from fipa.flower.request import Request
+from fipa.layout import Layout
+
+OLDEST = 10  # rounds after which an answer is no longer waited for
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What answers of a round must fit."""
+
+    round_number: int
+    plan: Plan | None
+    layout: Layout
+    theta: Tensor
+    buffers: Mapping[str, tuple[int, ...]]
+
+
+class Inbox:
+    """Who was asked what, and what became of it.
+
+    Attributes
+    ----------
+    events
+        What happened, by round and client.
+    refused
+        How many replies were refused, by reason.
+    """
+
+    def __init__(self, limits: Limits, late: float | None) -> None:
+        self._limits = limits
+        self._late = late
+        self._sent: dict[str, Request] = {}  # by message
+        self.events: list[dict[str, Any]] = []
+        self.refused = Counter[str]()
+
+    def sent(self, message_id: str, request: Request) -> None:
+        """Remember a question."""
+        self._sent[message_id] = request
+
+    def take(self, reply: Message) -> Request | None:
+        """The question that a reply answers, once."""
+        return self._sent.pop(reply.metadata.reply_to_message_id, None)
+
+    @property
+    def waiting(self) -> list[str]:
+        """Messages of earlier rounds whose replies are still of use."""
+        return list(self._sent) if self._late is not None else []
+
+    def open(self, replies: Iterable[Message], expected: Expected) -> tuple[list[Answer], list[ClientUpdate]]:
+        """The answers of this round in the order of the clients, and late ones of earlier rounds, discounted."""
+        k = expected.round_number
+        fresh: dict[int, Answer] = {}
+        late: dict[int, tuple[int, ClientUpdate]] = {}
+        for reply in replies:
+            request = self.take(reply)
+            if request is None:
+                self.refuse(k, None, f"node {reply.metadata.src_node_id} answers what nobody asked, or twice")
+                continue
+            answer = self._read(reply, request, expected)
+            age = k - request.round_number
+            if answer is None:
+                continue
+            if age == 0:
+                fresh[request.client] = answer
+            elif self._late is None or request.plan != expected.plan or isinstance(request.plan, AdditivePlan):
+                self.event(k, request.client, f"late by {age} rounds: not used")  # sums are of one round's test matrix
+            elif request.client not in late or age < late[request.client][0]:
+                weight = answer.update.num_examples * self._late**age
+                late[request.client] = age, replace(answer.update, weight=weight)
+        self._sent = {name: sent for name, sent in self._sent.items() if sent.round_number > k - OLDEST}
+        usable = []
+        for client, (age, update) in sorted(late.items()):
+            if client in fresh:
+                self.event(k, client, f"late by {age} rounds: a fresher answer is there, not used")
+            else:
+                self.event(k, client, f"late by {age} rounds: used with weight x {self._late or 1:g}^{age}")
+                usable.append(update)
+        return [answer for _, answer in sorted(fresh.items())], usable
+
+    def _read(self, reply: Message, request: Request, expected: Expected) -> Answer | None:
+        k = expected.round_number
+        if reply.has_error():
+            self.refuse(k, request.client, f"failed: {reply.error.reason}")
+            return None
+        try:
+            return decode(reply.content, request, expected.layout, expected.theta, expected.buffers, self._limits)
+        except PayloadError as error:
+            self.refuse(k, request.client, str(error))
+        except Exception as error:  # whatever a client sends must not stop the server
+            self.refuse(k, request.client, f"cannot be read: {type(error).__name__}: {error}")
+        return None
+
+    def refuse(self, k: int, client: int | None, reason: str) -> None:
+        """Count and log a reply that is not used."""
+        self.refused[reason] += 1
+        self.event(k, client, f"refused: its answer {reason}" if client is not None else f"refused: {reason}", WARNING)
+
+    def event(self, k: int, client: int | None, what: str, level: int = INFO) -> None:
+        """Log something, and keep it."""
+        self.events.append({"round": k, "client": client, "what": what})
+        log(level, "round %d, %s: %s", k, "server" if client is None else f"client {client}", what)

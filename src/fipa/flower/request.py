@@ -1,0 +1,96 @@
+"""What the server asks of a client, as it travels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fipa.curvature.rank import RelativeThreshold, TraceShare
+from fipa.federation.plans import AdditivePlan, CovariancePlan, DiagonalPlan, Plan, SketchPlan
+from fipa.flower.codec import PayloadError, Precision
+
+VERSION = 1
+KEY = "fipa"  # of the record, in messages and replies
+PLANS: dict[str, type[Any]] = {
+    "sketch": SketchPlan, "additive": AdditivePlan, "diagonal": DiagonalPlan, "covariance": CovariancePlan
+}  # fmt: skip
+RANKS: dict[str, type[Any]] = {"RelativeThreshold": RelativeThreshold, "TraceShare": TraceShare}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server wants of a client, next to the parameters.
+
+    Parameters
+    ----------
+    round_number, client
+        Which round this is, and who is asked, by partition id.
+    params
+        Names of the parameters that are trained, sketched and sent.
+    plan
+        What to tell about the curvature; None for nothing.
+    precision
+        Of matrices on their way to the server.
+    seed, test_seed
+        Of this client's random numbers, and of the test matrix that all clients of the round share.
+    lr_scale
+        Factor for the client's learning rate.
+    """
+
+    round_number: int
+    client: int
+    params: tuple[str, ...]
+    plan: Plan | None = None
+    precision: Precision = "float32"
+    seed: int = 0
+    test_seed: int = 0
+    lr_scale: float = 1.0
+
+    @property
+    def kind(self) -> str:
+        """Of the curvature that is asked for."""
+        return next((kind for kind, cls in PLANS.items() if isinstance(self.plan, cls)), "none")
+
+    def record(self) -> ConfigRecord:
+        """As it travels."""
+        settings = {} if self.plan is None else {name: _plain(value) for name, value in vars(self.plan).items()}
+        return ConfigRecord(
+            {
+                "version": VERSION, "round": self.round_number, "client": self.client, "params": list(self.params),
+                "curvature": self.kind, "settings": json.dumps(settings), "precision": self.precision,
+                "seed": self.seed, "test-seed": self.test_seed, "lr-scale": self.lr_scale,
+            }
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Request:
+        """What a message asks for."""
+        if KEY not in content:
+            raise PayloadError("the message does not come from fipa.flower.FIPA: use that strategy in the ServerApp")
+        record: Any = content[KEY]
+        check_version(record)
+        kind, settings = record["curvature"], json.loads(record["settings"])
+        if kind not in (*PLANS, "none"):
+            raise PayloadError(f"asks for a curvature {kind!r} that this version does not know: update fipa here")
+        if isinstance(settings.get("rank"), list):
+            name, values = settings["rank"]
+            settings["rank"] = RANKS[name](**values)
+        plan = None if kind == "none" else PLANS[kind](**settings)
+        return cls(
+            record["round"], record["client"], tuple(record["params"]), plan, record["precision"], record["seed"],
+            record["test-seed"], record["lr-scale"],
+        )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return [type(value).__name__, asdict(value)] if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def check_version(record: Any) -> None:
+    """Refuse other versions of the format."""
+    if not isinstance(record, ConfigRecord) or record.get("version") != VERSION:
+        version = record.get("version") if isinstance(record, ConfigRecord) else None
+        raise PayloadError(f"is in version {version!r} of the format, not {VERSION}: use the same fipa everywhere")

@@ -1,0 +1,245 @@
+"""Replies that are not what was asked for: every one is refused, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fipa
+from fipa.federation.plans import AdditivePlan, CovariancePlan, DiagonalPlan, SketchPlan
+from fipa.flower import FIPA, Limits, PayloadError
+from fipa.flower.answer import decode
+from fipa.flower.local import FIRST, LocalGrid
+from fipa.flower.request import Request
+from fipa.layout import Layout
+from flower.cases import app, initial, network, same
+
+RULES: dict[str, tuple[Any, Any]] = {
+    "none": (fipa.FedAvg(), None),
+    "sketch": (fipa.FIPA(damping=0.1), SketchPlan(rank=8)),
+    "additive": (fipa.AdditiveFIPA(damping=0.1), AdditivePlan(width=6)),
+    "diagonal": (fipa.DiagonalFisher(damping=0.1), DiagonalPlan()),
+    "covariance": (fipa.FOOF(damping=0.1), CovariancePlan()),
+}
+Forge = Callable[[RecordDict], RecordDict]
+
+
+class Forged(LocalGrid):
+    """The last of three nodes sends what `forge` makes of its reply."""
+
+    def __init__(self, forge: Forge) -> None:
+        super().__init__(app(), 3)
+        self._forge = forge
+
+    def _answer(self, message: Message, node: int) -> Message:
+        reply = super()._answer(message, node)
+        if node == FIRST + 2 and "config" in message.content:
+            reply = Message(self._forge(reply.content), reply_to=message)
+        return reply
+
+
+def honest(kind: str) -> ArrayRecord:
+    """A round without the third client."""
+    rule, plan = RULES[kind]
+    grid = LocalGrid(app(), 3, lambda message, k: None if k == 2 and "config" in message.content else 0)
+    return FIPA(rule, plan=plan, deadline=0.0, fraction_evaluate=0.0).start(grid, initial(), 1).arrays
+
+
+HONEST = {kind: honest(kind) for kind in RULES}
+
+
+def check_refused(kind: str, forge: Forge, reason: str = "") -> None:
+    rule, plan = RULES[kind]
+    strategy = FIPA(rule, plan=plan, fraction_evaluate=0.0)
+    result = strategy.start(Forged(forge), initial(), 1)
+    assert same(result.arrays, HONEST[kind])
+    assert sum(strategy.inbox.refused.values()) == 1
+    assert reason in next(iter(strategy.inbox.refused))
+
+
+def raw(values: Any, dtype: str = "float32", shape: tuple[int, ...] | None = None, stype: str = "fipa.rows") -> Array:
+    words = np.asarray(values, "float32")
+    return Array(dtype, words.shape if shape is None else shape, stype, words.tobytes())
+
+
+def head(content: RecordDict, **change: Any) -> RecordDict:
+    changed = dict(content["fipa"]) | {name.replace("_", "-"): value for name, value in change.items()}
+    return RecordDict({**content, "fipa": ConfigRecord({k: v for k, v in changed.items() if v is not None})})
+
+
+def arrays(content: RecordDict, key: str, change: dict[str, Array | None]) -> RecordDict:
+    changed = dict(content[key]) | change
+    return RecordDict({**content, key: ArrayRecord({k: v for k, v in changed.items() if v is not None})})
+
+
+P = sum(p.numel() for p in network().parameters())
+CASES: list[tuple[str, Forge, str]] = [
+    ("sketch", lambda c: head(c, version=2), "version 2"),
+    ("sketch", lambda c: head(c, round=7), "of round 7, expected 1"),
+    ("sketch", lambda c: head(c, client=0), "of client 0, expected 2"),
+    ("sketch", lambda c: head(c, num_examples=0), "num-examples = 0"),
+    ("sketch", lambda c: head(c, num_examples=10**15), "num-examples"),
+    ("sketch", lambda c: head(c, num_examples=1.5), "num-examples"),
+    ("sketch", lambda c: head(c, num_examples=True), "num-examples"),
+    ("sketch", lambda c: head(c, curvature="diagonal"), "kind 'diagonal', expected 'sketch'"),
+    ("sketch", lambda c: head(c, about="{"), "no readable note"),
+    ("sketch", lambda c: head(c, about="[" * 100000), "no readable note"),
+    ("sketch", lambda c: head(c, about="[]"), "kind"),
+    ("sketch", lambda c: RecordDict(), "no ConfigRecord 'fipa'"),
+    ("sketch", lambda c: RecordDict({"fipa": MetricRecord({"version": 1})}), "no ConfigRecord"),
+    ("sketch", lambda c: RecordDict({k: v for k, v in c.items() if k != "update"}), "no ArrayRecord 'update'"),
+    ("sketch", lambda c: RecordDict({k: v for k, v in c.items() if k != "curvature"}), "no ArrayRecord"),
+    ("sketch", lambda c: RecordDict({**c, "metrics": ConfigRecord()}), "no MetricRecord"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([math.nan] * P)}), "NaN or infinity in its update"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([math.inf] + [0.0] * (P - 1))}), "NaN or infinity"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([1e6] * P)}), "update of size"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([3e38] * P)}), "update"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([0.0] * (P + 1))}), "shape"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([0.0] * P, shape=(P, 10**12))}), "shape"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([0.0] * P, shape=(-P,))}), "shape"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([0.0] * (P - 1), shape=(P,))}), "bytes"),
+    ("none", lambda c: arrays(c, "update", {"delta": raw([0.0] * P, dtype="object")}), "format"),
+    ("none", lambda c: arrays(c, "update", {"delta": Array(np.zeros(P, "float32"))}), "format 'numpy.ndarray'"),
+    ("none", lambda c: arrays(c, "update", {"delta": None}), "no array 'delta'"),
+    ("none", lambda c: arrays(c, "update", {"more": raw([0.0])}), "'more' that nobody asked for"),
+    ("none", lambda c: arrays(c, "curvature", {"eigenvalues": raw([1.0])}), "nobody asked for"),
+    ("none", lambda c: arrays(c, "buffers", {"0.running_mean": raw([1.0])}), "nobody asked for"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvalues": None}), "eigenvalues"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvalues": raw([[1.0]])}), "eigenvalues"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvalues": raw([-1.0] * 8)}), "negative eigenvalue"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvalues": raw([math.nan] * 8)}), "NaN"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvalues": raw([1e30] * 8)}), "limit"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvalues": raw([1.0] * 9), "eigenvectors": raw(np.ones((P, 9)))}),
+     "at most 8"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvectors": raw(np.ones((P, 8)))}), "not of length 1"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvectors": raw(np.full((P, 8), np.nan))}), "not of length 1"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvectors": raw(np.zeros((8, P)))}), "shape"),
+    ("sketch", lambda c: arrays(c, "curvature", {"eigenvectors": Array("int8", (P, 8), "fipa.rows", bytes(P * 8))}),
+     "no scales"),
+    ("additive", lambda c: head(c, about=json.dumps({"test-seed": 1})), "test matrix"),
+    ("additive", lambda c: arrays(c, "curvature", {"products": raw(np.zeros((P, 7)))}), "shape"),
+    ("additive", lambda c: arrays(c, "curvature", {"products": raw(np.full((P, 6), np.inf))}), "NaN or infinity"),
+    ("additive", lambda c: arrays(c, "curvature", {"response": raw(np.full(P, 1e14))}), "limit"),
+    ("diagonal", lambda c: arrays(c, "curvature", {"values": raw(-np.ones(P))}), "negative diagonal"),
+    ("diagonal", lambda c: arrays(c, "curvature", {"values": raw(np.full(P, np.nan))}), "NaN"),
+    ("covariance", lambda c: head(c, about="{}"), "nobody asked for"),
+    ("covariance", lambda c: head(c, about=json.dumps({"biases": {"9.weight": None}})), "nobody asked for"),
+    ("covariance", lambda c: arrays(c, "curvature", {"0.weight": raw(np.ones((2, 2)))}), "shape"),
+    ("covariance", lambda c: arrays(c, "curvature", {"0.weight": raw(np.full((5, 5), np.nan))}), "NaN"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "forge", "reason"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
+def test_named_reasons(kind: str, forge: Forge, reason: str) -> None:
+    check_refused(kind, forge, reason)
+
+
+def scalars() -> st.SearchStrategy[Any]:
+    integers = st.integers(-(2**63), 2**63 - 1).filter(lambda n: not 1 <= n <= 10**7)
+    return st.one_of(integers, st.floats(), st.text(max_size=8), st.binary(max_size=8), st.booleans())
+
+
+def odd_arrays() -> st.SearchStrategy[Array]:
+    """Whose bytes, shape, dtype or format do not fit."""
+    shapes = st.lists(st.integers(-3, 2**40), max_size=4).map(tuple)
+    dtypes = st.sampled_from(["float32", "float64", "bfloat16", "int8", "uint64", "object", "U10", ""])
+    formats = st.sampled_from(["fipa.rows", "fipa.columns", "numpy.ndarray", "pickle", ""])
+    return st.builds(Array, dtypes, shapes, formats, st.binary(max_size=64))
+
+
+@st.composite
+def forgeries(draw: st.DrawFn) -> tuple[str, Forge]:
+    kind = draw(st.sampled_from(list(RULES)))
+    way = draw(st.sampled_from(["head", "missing head", "missing record", "array", "extra", "numbers", "types"]))
+    if way == "head":
+        field = draw(st.sampled_from(["version", "round", "client", "num_examples", "curvature"]))
+        value = draw(scalars())
+        return kind, lambda c: head(c, **{field: value})
+    if way == "missing head":
+        field = draw(st.sampled_from(["version", "round", "client", "num_examples", "curvature", "about"]))
+        return kind, lambda c: head(c, **{field: None})
+    if way == "missing record":
+        key = draw(st.sampled_from(["fipa", "update", "curvature", "buffers", "metrics"]))
+        return kind, lambda c: RecordDict({name: record for name, record in c.items() if name != key})
+    if way == "types":
+        key = draw(st.sampled_from(["fipa", "update", "curvature", "buffers"]))
+        return kind, lambda c: RecordDict({**c, key: MetricRecord({"x": 1.0})})
+    place = draw(st.integers(0, 2**31))
+    if way == "array":
+        array = draw(odd_arrays())
+        return kind, lambda c: arrays(c, "update", {"delta": array}) if kind == "none" else swap(c, place, array)
+    if way == "extra":
+        name, key = draw(st.text(min_size=1, max_size=8)), draw(st.sampled_from(["update", "curvature", "buffers"]))
+        array = draw(odd_arrays())
+        return kind, lambda c: arrays(c, key, {f"extra {name}": array})
+    poison = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    return kind, lambda c: poisoned(c, kind, place, poison)
+
+
+def swap(content: RecordDict, place: int, array: Array) -> RecordDict:
+    names = sorted(content["curvature"])
+    return arrays(content, "curvature", {names[place % len(names)]: array})
+
+
+def poisoned(content: RecordDict, kind: str, place: int, poison: float) -> RecordDict:
+    """One number of one array is NaN or infinite."""
+    key = "update" if kind == "none" or place % 2 else "curvature"
+    names = sorted(content[key])
+    name = names[(place // 2) % len(names)]
+    array = content[key][name]
+    words = np.frombuffer(array.data, "<f4").copy()
+    words[place % len(words)] = poison
+    return arrays(content, key, {name: Array(array.dtype, array.shape, array.stype, words.tobytes())})
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(forgeries())
+def test_forged_replies_neither_stop_the_server_nor_change_the_model(forgery: tuple[str, Forge]) -> None:
+    check_refused(*forgery)
+
+
+def test_limits() -> None:
+    layout = Layout.of(dict(network().named_parameters()))
+    theta = layout.flatten(dict(network().state_dict()))
+    request = Request(1, 0, layout.names, SketchPlan(rank=8))
+    kept: list[RecordDict] = []
+
+    class Keeping(LocalGrid):
+        def _answer(self, message: Message, node: int) -> Message:
+            reply = super()._answer(message, node)
+            if "config" in message.content and node == FIRST:
+                kept.append(reply.content)
+            return reply
+
+    FIPA(fipa.FIPA(damping=0.1), plan=SketchPlan(rank=8), fraction_evaluate=0.0).start(Keeping(app(), 2), initial(), 1)
+    answer = decode(kept[0], request, layout, theta, {}, Limits())
+    assert answer.nbytes == 4 * (layout.numel * 9 + 8)
+    for limits, reason in [
+        (Limits(rank=7), "at most 7"),
+        (Limits(nbytes=answer.nbytes - 1), "more than the limit"),
+        (Limits(norm=1e-3), "update of size"),
+        (Limits(curvature=1e-6), "curvature of size"),
+        (Limits(examples=5), "num-examples"),
+    ]:
+        with pytest.raises(PayloadError, match=reason):
+            decode(kept[0], request, layout, theta, {}, limits)
+
+
+def test_requests_survive_the_way() -> None:
+    plans = [
+        None, SketchPlan(rank=fipa.RelativeThreshold(0.1, 7), sampled_labels=1), SketchPlan(rank=None),
+        SketchPlan(rank=fipa.TraceShare(0.9)), AdditivePlan(width=3), DiagonalPlan(max_examples=9), CovariancePlan(),
+    ]  # fmt: skip
+    for plan in plans:
+        request = Request(3, 1, ("a", "b.c"), plan, "int8", 2**62, 5, 0.1)
+        assert Request.of(RecordDict({"fipa": request.record()})) == request
+    with pytest.raises(PayloadError, match="does not come from"):
+        Request.of(RecordDict())
