@@ -5,7 +5,7 @@ For tests, for debugging an app, and for measuring rules without the cost of pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -28,15 +28,23 @@ class LocalGrid(Grid):
         Their number; node k holds partition k.
     delay
         How many pulls the reply to a message is late, by message and partition; None for never. For stragglers.
+    run_config
+        As an app's pyproject.toml or `flwr run --run-config` would give it.
     """
 
     def __init__(
-        self, app: ClientApp, nodes: int, delay: Callable[[Message, int], int | None] = lambda message, partition: 0
+        self,
+        app: ClientApp,
+        nodes: int,
+        delay: Callable[[Message, int], int | None] = lambda message, partition: 0,
+        run_config: Mapping[str, bool | float | int | str] | None = None,
     ) -> None:
         self._app = app
         self._delay = delay
         self._contexts = {
-            FIRST + k: Context(1, FIRST + k, {"partition-id": k, "num-partitions": nodes}, RecordDict(), {})
+            FIRST + k: Context(
+                1, FIRST + k, {"partition-id": k, "num-partitions": nodes}, RecordDict(), dict(run_config or {})
+            )
             for k in range(nodes)
         }
         self._waiting: dict[str, list[object]] = {}  # pulls left, and the reply

@@ -1,0 +1,1 @@
+"""An experiment of fipa on Flower."""

@@ -1,0 +1,1 @@
+"""Image classification with FIPA on Flower."""
