@@ -74,26 +74,23 @@ def client_app() -> ClientApp:
     return app
 
 
-def server_app(experiment: str, arm: str, overrides: Iterable[str] = (), **settings: Any) -> ServerApp:
-    """A server that runs one arm of an experiment.
+SETTINGS = ("seed", "rounds", "checkpoint", "output", "deadline", "quorum", "min-available-nodes", "precision")
 
-    The app's run config can say otherwise (`experiment`, `arm`, `set` with ";" in between, `seed`, `rounds`,
-    `checkpoint`, `output`): the final parameters go to the safetensors file `output`.
+
+def server_app(experiment: str, arm: str, overrides: Iterable[str] = (), **settings: Any) -> ServerApp:
+    """A server that runs one arm of an experiment, with the `settings` of `run`.
+
+    The app's run config comes before all of them: `experiment`, `arm`, `set` (changes with ";" in between), `seed`,
+    `rounds`, `checkpoint`, `output`, `deadline`, `quorum`, `min-available-nodes`, `precision`.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        given: dict[str, Any] = dict(context.run_config)
-        changes = [change for change in str(given.get("set", "")).split(";") if change] or list(overrides)
-        for name in ("deadline", "quorum", "min_available_nodes"):
-            if name.replace("_", "-") in given:
-                settings[name] = given[name.replace("_", "-")]
-        run(
-            grid, str(given.get("experiment", experiment)), str(given.get("arm", arm)), changes,
-            seed=given.get("seed"), rounds=given.get("rounds"), checkpoint=given.get("checkpoint") or None,
-            output=given.get("output") or None, **settings,
-        )  # fmt: skip
+        given: dict[str, Any] = {name: value for name, value in context.run_config.items() if value != ""}
+        changes = str(given["set"]).split(";") if "set" in given else overrides
+        chosen = {name.replace("-", "_"): given[name] for name in SETTINGS if name in given}
+        run(grid, given.get("experiment", experiment), given.get("arm", arm), changes, **settings | chosen)
 
     return app
 
