@@ -94,3 +94,11 @@ def test_docs_link_to_files_that_exist():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\"]+)\"", page.read_text()):
             assert (page.parent / (target[0] or target[1])).exists(), f"{page.name}: {target}"
+
+
+def test_flower_snippet_makes_a_strategy():
+    (snippet,) = blocks("docs/flower.md")
+    names: dict = {}
+    exec(snippet, names)
+    assert names["strategy"].precision == "int8"
+    assert names["strategy"].warmup_rounds == 10

@@ -1,4 +1,4 @@
-"""The command line: `fipa list`, `show`, `run`, `resume`, `report`, `data`."""
+"""The command line: `fipa list`, `show`, `run`, `resume`, `report`, `data`, `deploy-demo`."""
 
 from __future__ import annotations
 
@@ -210,6 +210,29 @@ def get_set(
         raise typer.Exit(Exit.INTERRUPTED) from None
     if not quiet:
         out.print(f"{name} is in [bold]{escape(str(folder))}[/]", soft_wrap=True)
+
+
+@app.command("deploy-demo")
+def deploy_demo(
+    nodes: Annotated[int, typer.Option(min=2, help="SuperNodes, each with a part of the data.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Run a few rounds on a real Flower deployment on this machine, with TLS and authenticated nodes; stop it again."""
+    try:
+        from fipa.flower import demo
+    except ImportError as error:
+        raise FipaError(f"a deployment needs {error.name}: pip install 'fipa[flower]'") from error
+    outcome = demo.deploy_demo(nodes, rounds, (lambda text: None) if as_json else out.print)
+    if as_json:
+        print(json.dumps(asdict(outcome)))
+        return
+    table = Table("round", "error of the fit", "clients' loss before", "bytes to the server", box=None, pad_edge=False)
+    for k, numbers in outcome.metrics.items():
+        more = [f"{numbers['loss']:.4f}", f"{numbers['uplink-bytes']:,}"] if "loss" in numbers else []
+        table.add_row(str(k), f"{numbers['metric']:.4f}", *more)
+    out.print(table)
+    out.print(f"the same parameters as in one process, to the last bit: [bold]{'yes' if outcome.same else 'no'}[/]")
 
 
 def _look_for_data_in(root: Path | None) -> None:

@@ -28,6 +28,7 @@ from fipa.federation.parameters import save_theta
 from fipa.federation.problem import Problem
 from fipa.federation.site import Order, Site
 from fipa.federation.stage import stage_at
+from fipa.federation.storage import write_json
 from fipa.flower.answer import Answer, encode
 from fipa.flower.client import ARRAYS, client
 from fipa.flower.request import Request
@@ -108,7 +109,8 @@ def run(
 ) -> tuple[Tensor, Result]:
     """Run one arm of an experiment on the clients of a grid; return the final parameters and Flower's result.
 
-    The metric that `fipa run` reports is computed on the server after every round. `settings` are those of `FIPA`.
+    The metric that `fipa run` reports is computed on the server after every round. The parameters also go to the
+    safetensors file `output`, the metrics to a JSON file beside it. `settings` are those of `FIPA`.
     """
     _, experiment = load(name, overrides)
     seed = experiment.seeds[0] if seed is None else seed
@@ -130,6 +132,9 @@ def run(
     theta = _flat(problem.layout, result.arrays)
     if output is not None:
         save_theta(Path(output), theta)
+        kinds = ("train_metrics_clientapp", "evaluate_metrics_serverapp")
+        history = {kind: {k: dict(m) for k, m in getattr(result, kind).items()} for kind in kinds}
+        write_json(Path(output).with_suffix(".json"), history)
     return theta, result
 
 
