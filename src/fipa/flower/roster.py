@@ -33,9 +33,10 @@ class Roster:
         """Nodes by partition, in the order of the partitions; waits for at least so many."""
         begun = time.monotonic()
         while True:
-            nodes = list(grid.get_node_ids())
-            self._ask(grid, [node for node in nodes if node not in self._partitions])
-            known = {self._partitions[node]: node for node in nodes if node in self._partitions}
+            nodes = set(grid.get_node_ids())
+            self._ask(grid, sorted(nodes - set(self._partitions)))
+            # of two nodes with one partition the newer: Flower takes a minute to notice that the other was killed
+            known = {partition: node for node, partition in self._partitions.items() if node in nodes}
             if len(known) >= least:
                 return dict(sorted(known.items()))
             if time.monotonic() - begun > WAIT:
@@ -61,7 +62,7 @@ class Roster:
             record = reply.content.config_records.get(KEY)
             partition = record.get("partition") if record is not None else None
             if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
-                log(WARNING, "node %d says that it holds partition %r: not asked again", node, partition)
+                log(WARNING, "node %d says that it holds partition %r: it is left out", node, partition)
                 continue
             self._partitions[node] = partition
 

@@ -1,0 +1,63 @@
+"""Who is there, and messages with a deadline."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fipa.flower.local import FIRST, LocalGrid
+from fipa.flower.roster import Roster, exchange
+from flower.cases import app
+
+
+class Restarted(LocalGrid):
+    """Node 0 was killed and started anew under another id, but still counts as there."""
+
+    def __init__(self) -> None:
+        super().__init__(app(), 2)
+        self.ids = [FIRST, FIRST + 1]
+
+    def get_node_ids(self) -> Any:
+        return self.ids
+
+    def _answer(self, message: Message, node: int) -> Message:
+        return super()._answer(message, FIRST if node == 5 else node)
+
+
+def test_the_newer_of_two_nodes_with_one_partition() -> None:
+    grid, roster = Restarted(), Roster()
+    assert roster.present(grid, 2) == {0: FIRST, 1: FIRST + 1}
+    grid.ids = [5, FIRST, FIRST + 1]
+    assert roster.present(grid, 2) == {0: 5, 1: FIRST + 1}
+    grid.ids = [FIRST, FIRST + 1]
+    assert roster.present(grid, 2) == {0: FIRST, 1: FIRST + 1}
+    assert roster.partition(FIRST + 1) == 1
+    assert roster.partition(77) == -1
+
+
+@pytest.mark.parametrize("partition", [-1, True, "0", 1.5])
+def test_nodes_that_say_nonsense_are_left_out(partition: Any) -> None:
+    class Odd(LocalGrid):
+        def _answer(self, message: Message, node: int) -> Message:
+            if node == FIRST:
+                record = RecordDict({"fipa": ConfigRecord({"partition": partition})})
+                return Message(record, reply_to=message)
+            return super()._answer(message, node)
+
+    assert list(Roster().present(Odd(app(), 3), 2)) == [1, 2]
+
+
+def test_an_exchange_ends_with_all_replies_with_enough_or_with_patience() -> None:
+    def messages() -> list[Message]:
+        return [Message(RecordDict(), dst_node_id=FIRST + k, message_type="query.fipa") for k in range(3)]
+
+    begun = time.monotonic()
+    replies, ids = exchange(LocalGrid(app(), 3), messages(), lambda replies: False, None, 60)
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+    silent = LocalGrid(app(), 3, lambda message, k: None if k == 2 else 0)
+    assert len(exchange(silent, messages(), lambda replies: len(replies) >= 2, 0.0, 60)[0]) == 2
+    assert len(exchange(silent, messages(), lambda replies: False, 0.0, 0.3)[0]) == 2
+    assert time.monotonic() - begun < 20
