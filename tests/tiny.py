@@ -24,7 +24,7 @@ from fipa.config.load import load
 FIT = ["problem.samples=20", "problem.hidden=[4]"]
 DIGITS = [
     *("problem.dataset=digits", "problem.clients=6", "problem.samples=10", "problem.test_samples=20"),
-    *("seeds=[0]", "warmup.rounds=2"),
+    "seeds=[0]",
 ]
 PDE = ["problem.points={interior=10, boundary=3, test=20}", "problem.hidden=[4]"]
 
@@ -143,6 +143,8 @@ def small(name: str) -> list[str]:
         return PDE if hasattr(experiment.problem, "points") else FIT
     head = any(arm.params for arm in experiment.arms)
     starts = [f"arms.{i}.start=1" for i, arm in enumerate(experiment.arms) if arm.start]
+    starts += [f"arms.{i}.participation.count=5" for i, a in enumerate(experiment.arms) if a.participation.count]
+    starts += ["warmup.rounds=2"] if experiment.warmup is not None else []
     model = "{widths=[2, 4], blocks=1}" if head else "{channels=[2, 4], hidden=4}"
     return [*DIGITS, f"problem.model={model}", *starts]
 

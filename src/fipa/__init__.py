@@ -15,6 +15,7 @@ from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
+from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.update import ClientUpdate
@@ -30,7 +31,7 @@ from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchErr
 from fipa.federation.problem import Curves, Maps, Problem
 from fipa.layout import Layout, parameters_of
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "FIPA",
@@ -57,6 +58,8 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Maps",
+    "PrivateAdditiveFIPA",
+    "PrivateFedAvg",
     "Problem",
     "RankWarning",
     "RelativeThreshold",

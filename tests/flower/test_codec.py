@@ -55,3 +55,12 @@ def test_what_cannot_be_sent_or_read() -> None:
     scales = ArrayRecord({**pack({"m": torch.ones(4, 2)}, "int8"), "m.scale": Array("int8", (3,), "fipa.rows", b"abc")})
     with pytest.raises(PayloadError, match=r"m\.scale"):
         unpack(scales, {"m": (4, 2)}, torch.float32)
+
+
+def test_one_large_entry_does_not_round_the_others_away() -> None:
+    column = torch.randn(100_000, 1, generator=rng())
+    column[7] = column.norm() / 3**0.5  # half of the length
+    column /= column.norm()
+    back = unpack(pack({"m": column}, "int8"), {"m": (100_000, 1)}, torch.float32)["m"]
+    assert float(back.norm()) == pytest.approx(1, abs=1e-3)
+    assert float((back * column).sum() / back.norm()) > 0.999

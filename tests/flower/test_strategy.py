@@ -248,3 +248,42 @@ def test_evaluation_on_the_server() -> None:
         LocalGrid(app(), 2), initial(), 2, evaluate_fn=lambda k, arrays: MetricRecord({"round": k})
     )
     assert [result.evaluate_metrics_serverapp[k]["round"] for k in (0, 1, 2)] == [0, 1, 2]
+
+
+def when(message: Message) -> int:
+    return int(message.content["config"]["server-round"]) if "config" in message.content else 0
+
+
+def test_late_answers_do_not_make_a_quorum() -> None:
+    """Round 2: two of four answer at once, a late one of round 1 comes in, a third one only after a while."""
+
+    def delay(message: Message, k: int) -> int | None:
+        late = {(1, 3): 1, (2, 2): 3, (2, 3): None}
+        return late.get((when(message), k), 0)
+
+    strategy = FIPA(fipa.FedAvg(), deadline=0.0, quorum=0.75, late=0.5, **QUIET)
+    result = strategy.start(LocalGrid(app(), 4, delay), initial(), 2)
+    assert [result.train_metrics_clientapp[k]["clients"] for k in (1, 2)] == [3, 3]
+    assert result.train_metrics_clientapp[2]["late"] == 1
+
+
+def test_late_answers_wait_for_a_round_with_a_quorum() -> None:
+    def delay(message: Message, k: int) -> int | None:
+        return {(1, 2): 1, (2, 1): None, (2, 2): None, (3, 2): None}.get((when(message), k), 0)
+
+    strategy = FIPA(fipa.FedAvg(), deadline=0.0, quorum=0.6, late=0.5, **QUIET)
+    result = strategy.start(LocalGrid(app(), 3, delay), initial(), 3, timeout=0.3)
+    metrics = result.train_metrics_clientapp
+    assert [metrics[k]["late"] for k in (1, 2, 3)] == [0, 0, 1]
+    assert strategy.inbox.events[-1]["what"] == "late by 2 rounds: used with weight x 0.5^2"
+    assert metrics[2]["uplink-bytes"] == metrics[1]["uplink-bytes"] == 2 * 4 * 43  # the late one travels, too
+
+
+def test_late_answers_of_the_warm_up_are_not_used_after_it() -> None:
+    def delay(message: Message, k: int) -> int | None:
+        return {(1, 2): 1, (2, 2): None}.get((when(message), k), 0)
+
+    strategy = FIPA(fipa.FedAvg(), warmup_rounds=1, deadline=0.0, late=0.5, **QUIET)
+    result = strategy.start(LocalGrid(app(), 3, delay), initial(), 2)
+    assert result.train_metrics_clientapp[2]["late"] == 0
+    assert "late by 1 rounds: not used" in [event["what"] for event in strategy.inbox.events]

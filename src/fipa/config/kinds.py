@@ -17,6 +17,7 @@ from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
+from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.clients.features import FedRCL, Moon
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
@@ -39,6 +40,8 @@ RULES: dict[str, type] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "private-fedavg": PrivateFedAvg,
+    "private-additive-fipa": PrivateAdditiveFIPA,
 }
 LOCAL_RULES: dict[str, type] = {
     "adam": Adam,

@@ -16,6 +16,7 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
+from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.config.kinds import LOCAL_RULES, RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
@@ -156,6 +157,8 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     rule: Any = stage.rule
     sketch = stage.sketch or SketchSpec()
     plan = _plan(rule, stage.inner, sketch)
+    if RULES[(stage.inner or rule).name] in (PrivateFedAvg, PrivateAdditiveFIPA):
+        _check_private(stage, arm)
     if stage.inner is not None and "inner" not in inspect.signature(RULES[rule.name]).parameters:
         raise ValueError(f"inner belongs to fedavgm, fedadam, fedyogi and fedadagrad, not to {rule.name}")
     if (stage.adaptive_steps or sketch.adaptive) and not isinstance(plan, SketchPlan):
@@ -192,6 +195,20 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
         raise ValueError("damping_decay needs step_control = false: else the control chooses the damping itself")
 
 
+def _check_private(stage: StageSpec, arm: ArmSpec) -> None:
+    """Refuse what would tell the server about single clients past the noise, or is not what the accountant assumes."""
+    local: Any = stage.local
+    if stage.step_control:
+        raise ValueError("a private rule takes no step_control: it uses the clients' losses, which have no noise")
+    if local.name == "scaffold":
+        raise ValueError("a private rule takes no scaffold clients: their control variates have no noise")
+    if arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late):
+        raise ValueError(
+            "a private rule weighs all clients alike, and each has the same chance to take part: no weighted "
+            "participation, and no late answers (set faults.use_late = false)"
+        )
+
+
 def _build(makers: Mapping[str, Callable[..., Any]], spec: Any, **more: Any) -> Any:
     return makers[spec.name](**settings_of(spec), **more)
 
@@ -200,7 +217,7 @@ def _plan(rule: Any, inner: Any, sketch: SketchSpec) -> Plan | None:
     kind = RULES[(inner or rule).name]
     if kind in (FIPA, CompletedFIPA):
         return sketch.plan()
-    if kind is AdditiveFIPA:
+    if kind in (AdditiveFIPA, PrivateAdditiveFIPA):
         return AdditivePlan(sketch.width or 40, sketch.max_examples, sketch.sampled_labels)
     if kind is DiagonalFisher:
         return DiagonalPlan(sketch.max_examples, sketch.sampled_labels)

@@ -14,6 +14,7 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
+from fipa.aggregation.private import PrivateAdditiveFIPA
 from fipa.aggregation.rule import Rule
 from fipa.curvature.additive import AdditiveStatistics, additive_statistics
 from fipa.curvature.covariance import InputCovariance, input_covariance
@@ -112,7 +113,8 @@ class CovariancePlan:
 
 Plan = SketchPlan | AdditivePlan | DiagonalPlan | CovariancePlan
 _PLANS: dict[type, Plan] = {
-    AdditiveFIPA: AdditivePlan(), DiagonalFisher: DiagonalPlan(), FOOF: CovariancePlan(), FIPA: SketchPlan(),
+    AdditiveFIPA: AdditivePlan(),
+    PrivateAdditiveFIPA: AdditivePlan(), DiagonalFisher: DiagonalPlan(), FOOF: CovariancePlan(), FIPA: SketchPlan(),
     CompletedFIPA: SketchPlan(),
 }  # fmt: skip
 

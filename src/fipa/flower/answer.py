@@ -20,7 +20,7 @@ from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvatureSummary
 from fipa.federation.plans import AdditivePlan, DiagonalPlan, SketchPlan
-from fipa.flower.codec import PayloadError, nbytes, pack, unpack
+from fipa.flower.codec import PayloadError, Precision, nbytes, pack, unpack
 from fipa.flower.request import KEY, VERSION, Request, check_version
 from fipa.layout import Layout
 
@@ -79,7 +79,8 @@ def encode(request: Request, answer: Answer) -> RecordDict:
         kind = "covariance"
         about = {"examples": summary.num_examples, "biases": {w: bias for w, (bias, _) in summary.layers.items()}}
     if isinstance(summary, InputCovariance):
-        curvature = pack({weight: matrix for weight, (_, matrix) in summary.layers.items()}, request.precision)
+        precision: Precision = "bfloat16" if request.precision == "int8" else request.precision  # stays symmetric
+        curvature = pack({weight: matrix for weight, (_, matrix) in summary.layers.items()}, precision)
     elif summary is not None:
         tensors = {name: t for name, t in summary.tensors().items() if name != "delta"}  # which travels anyway
         curvature = pack(tensors, request.precision)

@@ -1,7 +1,8 @@
 r"""Tensors as Flower arrays: raw little-endian numbers, whose size is known before they are looked at.
 
-`bfloat16` halves the bytes of a matrix, `int8` quarters them: each column is stored as integers between -127 and 127
-and a scale, its largest magnitude divided by 127.
+`bfloat16` halves the bytes of a matrix, `int8` quarters them: columns are stored as integers between -127 and 127, with
+one scale for each 1024 entries of a column, their largest magnitude divided by 127. One scale for a whole column of a
+million entries would not do: a single large one would round the others to zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fipa.errors import FipaError
 
 Precision = Literal["float32", "bfloat16", "int8"]
 ROWS, COLUMNS = "fipa.rows", "fipa.columns"  # what follows what in memory: products of matrices depend on it, by a bit
-SCALE = ".scale"  # after the name of an array: the scales of its columns
+SCALE = ".scale"  # after the name of an array: the scales of its columns, block by block
+BLOCK = 1024  # entries of a column that share a scale
 WORDS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
@@ -43,8 +45,9 @@ def pack(tensors: Mapping[str, Tensor], precision: Precision = "float32") -> Arr
     arrays: dict[str, Array] = {}
     for name, tensor in tensors.items():
         if precision == "int8" and tensor.dim() == 2:
-            scale = tensor.abs().amax(dim=0) / 127
-            arrays[name] = _raw((tensor / scale.clamp(min=torch.finfo(scale.dtype).tiny)).round().to(torch.int8))
+            scale = torch.stack([block.abs().amax(dim=0) for block in tensor.split(BLOCK)]) / 127
+            whole = _spread(scale, len(tensor)).clamp(min=torch.finfo(scale.dtype).tiny)
+            arrays[name] = _raw((tensor / whole).round().to(torch.int8))
             arrays[name + SCALE] = _raw(scale)
         elif precision == "bfloat16" and tensor.dim() == 2:
             arrays[name] = _raw(tensor.to(torch.bfloat16))
@@ -66,8 +69,10 @@ def unpack(record: ArrayRecord, shapes: Mapping[str, tuple[int | None, ...]], dt
         if tensor.dtype == torch.int8:
             if name + SCALE not in record:
                 raise PayloadError(f"has integers in {name!r}, but no scales for them")
-            scale = _tensor(name + SCALE, record[name + SCALE], (tensor.shape[-1],))
-            tensors[name] = tensor.to(dtype).mul_(scale.to(dtype))
+            if tensor.dim() != 2:
+                raise PayloadError(f"has integers in {name!r}, which is no matrix")
+            scale = _tensor(name + SCALE, record[name + SCALE], (math.ceil(len(tensor) / BLOCK), tensor.shape[1]))
+            tensors[name] = tensor.to(dtype).mul_(_spread(scale.to(dtype), len(tensor)))
         else:
             tensors[name] = tensor.to(dtype)
     return tensors
@@ -76,6 +81,11 @@ def unpack(record: ArrayRecord, shapes: Mapping[str, tuple[int | None, ...]], dt
 def nbytes(*records: ArrayRecord) -> int:
     """Bytes of all arrays as they travel."""
     return sum(len(array.data) for record in records for array in record.values())
+
+
+def _spread(scale: Tensor, rows: int) -> Tensor:
+    """A scale for every row of its block."""
+    return scale.repeat_interleave(BLOCK, dim=0)[:rows]
 
 
 def _raw(tensor: Tensor) -> Array:

@@ -51,7 +51,11 @@ class ArmStrategy(FIPA):
     def phase(self, round_number: int) -> Phase:
         """What the arm does in a round."""
         stage, place = stage_at(self._arm.stages, round_number)
-        return Phase(stage.rule_at(place), stage.plan, stage.lr_scale, begins=place == 0)
+        return Phase(stage.rule_at(place), stage.plan, stage.lr_scale, since=round_number - place)
+
+    def _settings(self) -> dict[str, str]:
+        stages = {f"stage {i}": repr(stage) for i, stage in enumerate(self._arm.stages)}
+        return super()._settings() | stages | {"participation": repr(self._arm.participation)}
 
 
 def client_app() -> ClientApp:

@@ -27,6 +27,7 @@ class Expected:
     """What answers of a round must fit."""
 
     round_number: int
+    since: int  # round in which this phase began: answers from before it are of no use
     plan: Plan | None
     layout: Layout
     theta: Tensor
@@ -48,6 +49,7 @@ class Inbox:
         self._limits = limits
         self._late = late
         self._sent: dict[str, Request] = {}  # by message
+        self._late_updates: dict[int, tuple[int, ClientUpdate]] = {}  # round and update by client, not used yet
         self.events: list[dict[str, Any]] = []
         self.refused = Counter[str]()
 
@@ -68,7 +70,7 @@ class Inbox:
         """The answers of this round in the order of the clients, and late ones of earlier rounds, discounted."""
         k = expected.round_number
         fresh: dict[int, Answer] = {}
-        late: dict[int, tuple[int, ClientUpdate]] = {}
+        late = {m: kept for m, kept in self._late_updates.items() if kept[0] >= expected.since}
         for reply in replies:
             request = self.take(reply)
             if request is None:
@@ -80,20 +82,25 @@ class Inbox:
                 continue
             if age == 0:
                 fresh[request.client] = answer
-            elif self._late is None or request.plan != expected.plan or isinstance(request.plan, AdditivePlan):
+            elif self._late is None or request.round_number < expected.since or isinstance(request.plan, AdditivePlan):
                 self.event(k, request.client, f"late by {age} rounds: not used")  # sums are of one round's test matrix
-            elif request.client not in late or age < late[request.client][0]:
-                weight = answer.update.num_examples * self._late**age
-                late[request.client] = age, replace(answer.update, weight=weight)
+            elif request.client not in late or request.round_number > late[request.client][0]:
+                late[request.client] = request.round_number, answer.update
         self._sent = {name: sent for name, sent in self._sent.items() if sent.round_number > k - OLDEST}
-        usable = []
-        for client, (age, update) in sorted(late.items()):
-            if client in fresh:
-                self.event(k, client, f"late by {age} rounds: a fresher answer is there, not used")
-            else:
-                self.event(k, client, f"late by {age} rounds: used with weight x {self._late or 1:g}^{age}")
-                usable.append(update)
+        for client in sorted(late.keys() & fresh.keys()):
+            self.event(k, client, f"late by {k - late[client][0]} rounds: a fresher answer is there, not used")
+        self._late_updates = {client: late[client] for client in sorted(late.keys() - fresh.keys())}
+        usable = [
+            replace(update, weight=update.num_examples * (self._late or 1.0) ** (k - sent))
+            for sent, update in self._late_updates.values()
+        ]
         return [answer for _, answer in sorted(fresh.items())], usable
+
+    def used(self, k: int) -> None:
+        """The late answers that `open` returned are in the model now; without this they wait for the next round."""
+        for client, (sent, _) in self._late_updates.items():
+            self.event(k, client, f"late by {k - sent} rounds: used with weight x {self._late or 1:g}^{k - sent}")
+        self._late_updates = {}
 
     def _read(self, reply: Message, request: Request, expected: Expected) -> Answer | None:
         k = expected.round_number

@@ -77,18 +77,21 @@ def exchange(
 ) -> tuple[list[Message], list[str]]:
     """Send messages and collect the replies, also those to earlier messages that are still `waiting`.
 
-    Ends when all messages have a reply, after `deadline` seconds if there are `enough` replies, and after `timeout` in
-    any case. Also returns the ids of the messages, in order.
+    Ends when all messages have a reply, after `deadline` seconds if there are `enough` replies to them, and after
+    `timeout` in any case. Also returns the ids of the messages, in order.
     """
     begun = time.monotonic()
     ids = list(grid.push_messages(messages))
-    missing, replies = set(ids), list[Message]()
+    sent, missing, replies = set(ids), set(ids), list[Message]()
     while True:
         for reply in grid.pull_messages([*sorted(missing), *waiting]):
             replies.append(reply)
             missing.discard(reply.metadata.reply_to_message_id)
             waiting = [name for name in waiting if name != reply.metadata.reply_to_message_id]
         passed = time.monotonic() - begun
-        if not missing or passed > timeout or (deadline is not None and passed > deadline and enough(replies)):
+        if not missing or passed > timeout:
+            return replies, ids
+        fresh = [reply for reply in replies if reply.metadata.reply_to_message_id in sent]
+        if deadline is not None and passed > deadline and enough(fresh):
             return replies, ids
         time.sleep(PAUSE)

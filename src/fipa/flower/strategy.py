@@ -26,7 +26,7 @@ from fipa.federation.randomness import seed_for
 from fipa.flower import checkpoint as checkpoints
 from fipa.flower.answer import Answer, Limits
 from fipa.flower.checkpoint import Progress
-from fipa.flower.codec import Precision, check_precision
+from fipa.flower.codec import Precision, check_precision, nbytes
 from fipa.flower.inbox import Expected, Inbox
 from fipa.flower.request import KEY, Request
 from fipa.flower.roster import Roster, exchange
@@ -43,7 +43,7 @@ class Phase:
     rule: Rule
     plan: Plan | None
     lr_scale: float = 1.0
-    begins: bool = False  # with another rule than the round before: what that one remembered is of no use
+    since: int = 1  # round in which it began: what another rule remembered before is of no use
 
 
 class FIPA(FedAvg):
@@ -123,8 +123,8 @@ class FIPA(FedAvg):
     def phase(self, round_number: int) -> Phase:
         """What happens in a round, counted from 1."""
         if round_number <= self.warmup_rounds:
-            return Phase(self.warmup_rule, plan_for(self.warmup_rule), begins=round_number == 1)
-        return Phase(self.rule, self.plan, self.lr_scale, begins=round_number == self.warmup_rounds + 1)
+            return Phase(self.warmup_rule, plan_for(self.warmup_rule))
+        return Phase(self.rule, self.plan, self.lr_scale, since=self.warmup_rounds + 1)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -205,16 +205,19 @@ class FIPA(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the server's step with all replies that stand the checks; no arrays if there are too few."""
-        arrays = self._progress.arrays
+        arrays, phase, replies = self._progress.arrays, self.phase(server_round), list(replies)
         layout, theta = self._trained()
         buffers = {name: tuple(t.shape) for name, t in arrays.items() if _is_buffer(name, t, layout)}
-        expected = Expected(server_round, self.phase(server_round).plan, layout, theta, buffers)
+        expected = Expected(server_round, phase.since, phase.plan, layout, theta, buffers)
         answers, late = self.inbox.open(replies, expected)
         metrics = _means([(answer.update.num_examples, answer.metrics) for answer in answers])
-        metrics |= {"clients": len(answers), "late": len(late), "uplink-bytes": sum(a.nbytes for a in answers)}
+        size = sum(nbytes(*reply.content.array_records.values()) for reply in replies if reply.has_content())
+        metrics |= {"clients": len(answers), "late": 0, "uplink-bytes": size}
         updates: list[ClientUpdate] = []
         if self._is_quorum(len(answers), len(self._asked)):
             updates = [*(answer.update for answer in answers), *late]
+            metrics["late"] = len(late)
+            self.inbox.used(server_round)
         else:
             few = f"{len(answers)} of {len(self._asked)} clients answered, fewer than the quorum"
             self.inbox.event(server_round, None, f"{few}: the model stays as it is", WARNING)
@@ -225,7 +228,7 @@ class FIPA(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord]:
         """Change the model by the round's rule; not at all without updates, or if the rule refuses them."""
         phase, progress, (layout, theta) = self.phase(k), self._progress, self._trained()
-        state = {} if phase.begins else progress.rule_state
+        state = {} if phase.since == k else progress.rule_state
         new: dict[str, Tensor] | None = None
         if updates:
             try:
@@ -303,7 +306,10 @@ class FIPA(FedAvg):
 
     def _settings(self) -> dict[str, str]:
         """What must not change between a checkpoint and its use."""
-        chosen = ("rule", "plan", "warmup_rounds", "warmup_rule", "params", "precision", "seed", "fraction_train")
+        chosen = (
+            *("rule", "plan", "warmup_rounds", "warmup_rule", "lr_scale", "params", "precision", "seed"),
+            *("fraction_train", "min_train_nodes"),
+        )
         return {name: repr(getattr(self, name)) for name in chosen}
 
     def _note(self, kind: str, k: int, metrics: MetricRecord | None) -> None:
