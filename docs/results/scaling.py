@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fipa.flower.codec import BLOCK
 from fipa.flower.secure import vector_length
 from fipa.flower.secure.client import SEALED_SIZE
 from fipa.flower.secure.masks import KEY_SIZE
@@ -25,14 +26,19 @@ KEYSTREAM = 0.5e9  # bytes of mask per second and core
 CORE_HOUR, EGRESS, BETWEEN = 0.05, 0.09, 0.01  # dollars: per core hour, per GB to devices, per GB between servers
 
 
+def matrix_bytes(p: int, columns: int, precision: str) -> int:
+    """Of p x columns numbers, with the scales of int8."""
+    return WORD[precision] * p * columns + (4 * columns * math.ceil(p / BLOCK) if precision == "int8" else 0)
+
+
 def sketch_bytes(p: int, rank: int = RANK, precision: str = "float32") -> int:
-    """Update, eigenvectors, eigenvalues, and the scales of int8."""
-    return 4 * p + WORD[precision] * p * rank + 4 * rank + (4 * rank if precision == "int8" else 0)
+    """Update, eigenvectors and eigenvalues."""
+    return 4 * p + 4 * rank + matrix_bytes(p, rank, precision)
 
 
 def additive_bytes(p: int, width: int = WIDTH, precision: str = "float32") -> int:
-    """Update, response, products, and the scales of int8."""
-    return 8 * p + WORD[precision] * p * width + (4 * width if precision == "int8" else 0)
+    """Update, response and products."""
+    return 8 * p + matrix_bytes(p, width, precision)
 
 
 def masked_bytes(p: int, width: int = WIDTH) -> int:

@@ -8,6 +8,7 @@ instead, beside the numbers of the paper's Table 1.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def table(results: dict[str, Any]) -> None:
         assert arm.scores is not None
         paired = arm.scores.against_control
         versus = ""
-        if paired is not None and arm.arm != results["control"]:
+        if paired is not None and arm.arm != results["control"] and math.isfinite(arm.scores.mean.mean):
             versus = f"{paired.value:+.2f} ± {paired.standard_error:.2f}"
         cells = [arm.arm, *(plus_minus(s) for s in (arm.scores.best, arm.scores.mean, arm.scores.tail)), versus]
         print("| " + " | ".join([*cells, f"{arm.uplink_bytes / 2**20:.1f}", f"{arm.seconds:.0f}"]) + " |")
@@ -68,6 +69,8 @@ def beside_the_paper(runs: list[dict[str, Any]]) -> None:
 
 
 def plus_minus(spread: Spread) -> str:
+    if not math.isfinite(spread.mean):
+        return "diverged"
     return f"{spread.mean:.2f}" if spread.seeds == 1 else f"{spread.mean:.2f} ± {spread.std:.2f}"
 
 

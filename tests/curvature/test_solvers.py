@@ -10,7 +10,7 @@ from curvature.cases import LargestTensor, build, case, dense, eye, make, operat
 from fipa import SketchError
 from fipa.curvature import solvers
 from fipa.curvature.operator import CurvatureOperator
-from fipa.curvature.solvers import block_krylov, exact, subspace_iteration
+from fipa.curvature.solvers import _normalise, block_krylov, exact, subspace_iteration
 
 
 class Matrix(CurvatureOperator):
@@ -246,3 +246,14 @@ def test_values_that_are_not_finite_are_refused(solver, bad):
     A[2, 3] = bad
     with pytest.raises(SketchError, match="not finite"):
         solve(Matrix(A), 3, solver)
+
+
+def test_columns_that_rounding_has_made_dependent_become_orthonormal() -> None:
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.linalg.qr(torch.randn(40, 6, generator=generator)).Q
+    columns[:, 5] = columns[:, 4] * (1 + 1e-7)  # the Gram matrix of these is singular
+    values = torch.ones(6)
+    vectors, same = _normalise(columns, values)
+    assert same is values
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(6), atol=1e-5, rtol=0)
+    torch.testing.assert_close(vectors[:, :5], columns[:, :5], atol=1e-5, rtol=0)

@@ -18,7 +18,7 @@ from fipa.layout import Layout
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "scaling.md").read_text("utf-8")
 arithmetic = runpy.run_path(str(DOCS / "results/scaling.py"))
-P, RANK, WIDTH = 50, 3, 6
+P, RANK, WIDTH = 1500, 3, 6
 LAYOUT = Layout(("w",), ((P,),))
 
 

@@ -21,6 +21,8 @@ from fipa.curvature.sketch import Sketch
 from fipa.linalg import eigh
 
 _BLOCK_ROWS = 16384
+_MANY = 16  # clients from which on their sketches are put side by side: one product for each pair would be slow
+_PANEL = 256  # columns of such a panel, at least
 _SAFE_IN_OWN_DTYPE = 1e-3
 _SAFE_AS_GRAM = 1e-9
 
@@ -78,11 +80,12 @@ class Stack:
         return self._known[way]
 
     def _gram(self, dtype: torch.dtype) -> Tensor:
-        """Upper blocks only, client by client: the rest follows by symmetry."""
+        """Upper blocks only, client by client, or several at once where there are many: the rest by symmetry."""
         R = sum(self.ranks)
         gram = self.scales[0].new_zeros(R, R)
         for blocks in self._row_blocks():
             blocks = [block.to(dtype) for block in blocks]
+            blocks = _panels(blocks) if len(blocks) > _MANY else blocks
             a = 0
             for i, left in enumerate(blocks):
                 b = a
@@ -107,3 +110,17 @@ class Stack:
         p = len(self.vectors[0])
         for i in range(0, p, _BLOCK_ROWS):
             yield [U[i : i + _BLOCK_ROWS] for U in self.vectors]
+
+
+def _panels(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """The same columns in the same order, in fewer and wider matrices."""
+    panels: list[Tensor] = []
+    some: list[Tensor] = []
+    width = 0
+    for block in blocks:
+        some.append(block)
+        width += block.shape[1]
+        if width >= _PANEL:
+            panels.append(torch.cat(some, dim=1))
+            some, width = [], 0
+    return [*panels, torch.cat(some, dim=1)] if some else panels

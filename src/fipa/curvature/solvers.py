@@ -113,9 +113,15 @@ def _from_columns(C: Tensor, rank: int) -> Eigenpairs:
 
 
 def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
-    """Eigenvectors from columns of length sqrt(value), orthogonal up to rounding, which one Cholesky-QR mends."""
+    """Eigenvectors from columns of length sqrt(value), orthogonal up to rounding, which one Cholesky-QR mends.
+
+    Where rounding has left little of small eigenvalues, Householder's QR does the same, slower.
+    """
     U = columns / values.sqrt()
-    lower = torch.linalg.cholesky(U.T @ U)
+    lower, failed = torch.linalg.cholesky_ex(U.T @ U)
+    if bool(failed) or bool((lower.diagonal() < 0.5).any()):  # far from orthogonal: Cholesky is not to be trusted
+        Q, R = torch.linalg.qr(U)
+        return Q * R.diagonal().sign(), values
     return torch.linalg.solve_triangular(lower, U.T, upper=False).T, values
 
 
