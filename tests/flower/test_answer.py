@@ -83,7 +83,10 @@ def arrays(content: RecordDict, key: str, change: dict[str, Array | None]) -> Re
 P = sum(p.numel() for p in network().parameters())
 CASES: list[tuple[str, Forge, str]] = [
     ("sketch", lambda c: head(c, version=2), "version 2"),
+    ("sketch", lambda c: head(c, version=True), "version True"),
     ("sketch", lambda c: head(c, round=7), "of round 7, expected 1"),
+    ("sketch", lambda c: head(c, round=True), "of round True, expected 1"),
+    ("sketch", lambda c: head(c, client=2.0), "of client 2.0, expected 2"),
     ("sketch", lambda c: head(c, client=0), "of client 0, expected 2"),
     ("sketch", lambda c: head(c, num_examples=0), "num-examples = 0"),
     ("sketch", lambda c: head(c, num_examples=10**15), "num-examples"),

@@ -108,7 +108,7 @@ def decode(
     head = _record(content, KEY, ConfigRecord)
     check_version(head)
     for key, expected in (("round", request.round_number), ("client", request.client)):
-        if head.get(key) != expected:
+        if type(head.get(key)) is not int or head[key] != expected:  # True and 1.0 are equal to 1
             raise PayloadError(f"is of {key} {head.get(key)!r}, expected {expected}")
     examples = head.get("num-examples")
     if not isinstance(examples, int) or isinstance(examples, bool) or not 0 < examples <= limits.examples:

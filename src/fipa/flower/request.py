@@ -91,6 +91,6 @@ def _plain(value: Any) -> Any:
 
 def check_version(record: Any) -> None:
     """Refuse other versions of the format."""
-    if not isinstance(record, ConfigRecord) or record.get("version") != VERSION:
-        version = record.get("version") if isinstance(record, ConfigRecord) else None
+    version = record.get("version") if isinstance(record, ConfigRecord) else None
+    if type(version) is not int or version != VERSION:
         raise PayloadError(f"is in version {version!r} of the format, not {VERSION}: use the same fipa everywhere")
