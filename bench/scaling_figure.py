@@ -22,7 +22,6 @@ LINES = {
 Place = tuple[tuple[int, int], str, str]  # of a label: offset in points, and which part of it is there
 LEFT: Place = ((-7, 0), "right", "bottom")
 RIGHT: Place = ((7, 0), "left", "center")
-ABOVE: Place = ((0, 6), "center", "bottom")
 BELOW: Place = ((7, -4), "left", "top")
 MIDDLE: Place = ((-9, 0), "right", "center")
 TICKS = {0.1: "0.1 s", 1: "1 s", 10: "10 s", 100: "100 s"}
@@ -59,7 +58,7 @@ def _panel(axes: Axes, rows: Rows, key: str, title: str) -> None:
             axes.plot(x[sure:], y[sure:], "o", color=colour, markerfacecolor="white", markersize=6)
         place = RIGHT if rule == "additive" else LEFT
         if (rule, size) == ("paper", "4"):
-            place = ABOVE if key == "seconds" else BELOW
+            place = MIDDLE if key == "seconds" else BELOW
         _label(axes, label, (x[sure - 1], y[sure - 1]), place, colour)
     if key == "peak_mib" and any(row["measured"] == "no" for row in rows):
         last = max((row for row in rows if row["measured"] == "no"), key=lambda row: float(row[key]))
