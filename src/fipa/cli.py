@@ -226,13 +226,14 @@ def deploy_demo(
     outcome = demo.deploy_demo(nodes, rounds, (lambda text: None) if as_json else out.print)
     if as_json:
         print(json.dumps(asdict(outcome)))
-        return
+        raise typer.Exit(0 if outcome.same else 1)
     table = Table("round", "error of the fit", "clients' loss before", "bytes to the server", box=None, pad_edge=False)
     for k, numbers in outcome.metrics.items():
         more = [f"{numbers['loss']:.4f}", f"{numbers['uplink-bytes']:,}"] if "loss" in numbers else []
         table.add_row(str(k), f"{numbers['metric']:.4f}", *more)
     out.print(table)
     out.print(f"the same parameters as in one process, to the last bit: [bold]{'yes' if outcome.same else 'no'}[/]")
+    raise typer.Exit(0 if outcome.same else 1)
 
 
 def _look_for_data_in(root: Path | None) -> None:

@@ -135,6 +135,9 @@ CASES: list[tuple[str, Forge, str]] = [
     ("diagonal", lambda c: arrays(c, "curvature", {"values": raw(np.full(P, np.nan))}), "NaN"),
     ("covariance", lambda c: head(c, about="{}"), "nobody asked for"),
     ("covariance", lambda c: head(c, about=json.dumps({"biases": {"9.weight": None}})), "nobody asked for"),
+    ("covariance", lambda c: head(c, about=json.dumps({"biases": {"0.weight": "2.bias"}})), "bias of one layer"),
+    ("covariance", lambda c: RecordDict({**head(c, about='{"biases": {}}'), "curvature": ArrayRecord()}),
+     "covariances of other layers"),
     ("covariance", lambda c: arrays(c, "curvature", {"0.weight": raw(np.ones((2, 2)))}), "shape"),
     ("covariance", lambda c: arrays(c, "curvature", {"0.weight": raw(np.full((5, 5), np.nan))}), "NaN"),
 ]  # fmt: skip

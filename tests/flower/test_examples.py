@@ -50,6 +50,21 @@ def _component(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@pytest.mark.parametrize("name", ["flower-fitting", "flower-vision", "flower-quickstart"])
+def test_flwr_takes_the_apps(name: str, tmp_path: Path, path: pytest.MonkeyPatch) -> None:
+    """What `flwr run` looks at before it starts anything."""
+    from flwr.cli.config_migration import migrate
+    from flwr.cli.config_utils import load_and_validate
+
+    path.setenv("FLWR_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "app"
+    shutil.copytree(EXAMPLES / name, folder)
+    migrate(str(folder), [], ignore_legacy_usage=True)
+    config, warnings = load_and_validate(folder / "pyproject.toml")
+    assert config["tool"]["flwr"]["app"]["components"]
+    assert not warnings
+
+
 def test_fitting(path: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "theta.safetensors"
     play(EXAMPLES / "flower-fitting", 2, path, rounds=2, output=str(file))

@@ -27,15 +27,30 @@ class Restarted(LocalGrid):
         return super()._answer(message, FIRST if node == 5 else node)
 
 
-def test_the_newer_of_two_nodes_with_one_partition() -> None:
+def test_the_first_of_two_nodes_with_one_partition_as_long_as_it_answers() -> None:
     grid, roster = Restarted(), Roster()
     assert roster.present(grid, 2) == {0: FIRST, 1: FIRST + 1}
     grid.ids = [5, FIRST, FIRST + 1]
-    assert roster.present(grid, 2) == {0: 5, 1: FIRST + 1}
-    grid.ids = [FIRST, FIRST + 1]
     assert roster.present(grid, 2) == {0: FIRST, 1: FIRST + 1}
+    roster.heard(FIRST, answered=False)
+    assert roster.present(grid, 2) == {0: 5, 1: FIRST + 1}
+    roster.heard(FIRST, answered=True)
+    assert roster.present(grid, 2) == {0: FIRST, 1: FIRST + 1}
+    grid.ids = [5, FIRST + 1]
+    assert roster.present(grid, 2) == {0: 5, 1: FIRST + 1}
     assert roster.partition(FIRST + 1) == 1
     assert roster.partition(77) == -1
+
+
+def test_a_silent_node_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fipa.flower.roster.PATIENCE", 0.5)
+    grid, roster = LocalGrid(app(), 3, lambda message, k: None if k == 2 else 0), Roster()
+    begun = time.monotonic()
+    assert list(roster.present(grid, 2)) == [0, 1]
+    first = time.monotonic() - begun
+    assert list(roster.present(grid, 2)) == [0, 1]
+    assert first >= 0.5
+    assert time.monotonic() - begun - first < 0.4
 
 
 @pytest.mark.parametrize("partition", [-1, True, "0", 1.5])

@@ -17,7 +17,7 @@ from flower.cases import app, initial, same, tensors
 
 RULE = fipa.AdditiveFIPA(damping=0.1, step=0.5)
 PLAN = AdditivePlan(width=12)
-SETTINGS: dict[str, Any] = {"plan": PLAN, "seed": 2, "fraction_evaluate": 0.0}
+SETTINGS: dict[str, Any] = {"plan": PLAN, "seed": 2}
 
 
 def close(a: Any, b: Any) -> None:
@@ -26,7 +26,7 @@ def close(a: Any, b: Any) -> None:
 
 
 def test_equals_plain_additive_fipa() -> None:
-    plain = FIPA(RULE, **SETTINGS).start(LocalGrid(app(), 4), initial(), 3)
+    plain = FIPA(RULE, fraction_evaluate=0.0, **SETTINGS).start(LocalGrid(app(), 4), initial(), 3)
     masked = SecureFIPA(RULE, **SETTINGS).start(LocalGrid(app(), 4), initial(), 3)
     close(masked.arrays, plain.arrays)
     assert not same(masked.arrays, initial())
@@ -44,7 +44,7 @@ def test_a_client_that_leaves(phase: str) -> None:
 
     strategy = SecureFIPA(RULE, deadline=0.0, **SETTINGS)
     masked = strategy.start(LocalGrid(app(), 4, gone), initial(), 2)
-    plain = FIPA(RULE, deadline=0.0, **SETTINGS).start(LocalGrid(app(), 4, absent), initial(), 2)
+    plain = FIPA(RULE, fraction_evaluate=0.0, deadline=0.0, **SETTINGS).start(LocalGrid(app(), 4, absent), initial(), 2)
     close(masked.arrays, plain.arrays)
     assert masked.train_metrics_clientapp[2]["clients"] == (4 if phase == "unmask" else 3)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import nn
 
@@ -287,3 +287,61 @@ def test_late_answers_of_the_warm_up_are_not_used_after_it() -> None:
     result = strategy.start(LocalGrid(app(), 3, delay), initial(), 2)
     assert result.train_metrics_clientapp[2]["late"] == 0
     assert "late by 1 rounds: not used" in [event["what"] for event in strategy.inbox.events]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"accuracy": 1.0, "num-examples": [1, 2]},
+        {"accuracy": -5.0, "num-examples": 10**18},
+        {"accuracy": 9.5, "num-examples": -69},
+        {"accuracy": 1.0},
+    ],
+)
+def test_forged_evaluations_are_refused(numbers: dict[str, Any]) -> None:
+    class Forged(LocalGrid):
+        def _answer(self, message: Message, node: int) -> Message:
+            reply = super()._answer(message, node)
+            if node == 102 and message.metadata.message_type == "evaluate":
+                reply = Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+            return reply
+
+    strategy = FIPA(fipa.FedAvg())
+    result = strategy.start(Forged(app(), 3), initial(), 1)
+    assert 0 <= result.evaluate_metrics_clientapp[1]["accuracy"] <= 1
+    assert sum(strategy.inbox.refused.values()) == 1
+
+
+def test_numbers_that_are_no_numbers_are_left_out_of_means() -> None:
+    class Odd(LocalGrid):
+        def _answer(self, message: Message, node: int) -> Message:
+            reply = super()._answer(message, node)
+            if node == 102 and message.metadata.message_type == "evaluate":
+                metrics = MetricRecord({"accuracy": float("nan"), "more": [1.0], "num-examples": 3})
+                reply = Message(RecordDict({"metrics": metrics}), reply_to=message)
+            return reply
+
+    result = FIPA(fipa.FedAvg()).start(Odd(app(), 3), initial(), 1)
+    assert dict(result.evaluate_metrics_clientapp[1]) == {}
+
+
+def test_other_buffers_stay_with_the_clients() -> None:
+    class Scaled(nn.Sequential):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            super().__init__(nn.Linear(4, 3))
+            self.register_buffer("scale", torch.ones(3))
+
+    strategy = FIPA(params="0.*", **QUIET)
+    result = strategy.start(LocalGrid(app(Scaled), 2), initial(Scaled), 1)
+    assert not strategy.inbox.refused
+    assert not same(result.arrays, initial(Scaled))
+
+
+def test_examples_are_counted_in_lists_of_batches() -> None:
+    from fipa.flower.client import _length
+
+    x, y = data(0)
+    assert _length([(x[:10], y[:10]), (x[10:], y[10:])]) == _length((x, y)) == len(x)
+    with pytest.raises(FipaError, match="how many examples"):
+        _length(iter([]))

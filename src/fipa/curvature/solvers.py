@@ -121,7 +121,7 @@ def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
     lower, failed = torch.linalg.cholesky_ex(U.T @ U)
     if bool(failed) or bool((lower.diagonal() < 0.5).any()):  # far from orthogonal: Cholesky is not to be trusted
         Q, R = torch.linalg.qr(U)
-        return Q * R.diagonal().sign(), values
+        return torch.where(R.diagonal() < 0, -Q, Q), values
     return torch.linalg.solve_triangular(lower, U.T, upper=False).T, values
 
 

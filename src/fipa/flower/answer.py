@@ -41,7 +41,8 @@ class Limits:
     norm
         Of the update; None for ten times that of the parameters, or 10 if they are shorter than 1.
     curvature
-        Of the largest eigenvalue, diagonal entry or covariance.
+        Of the sum of the eigenvalues or of the diagonal, of the norms of additive statistics and covariances, and of
+        the averaged buffers.
     examples
         That a client may say it has: they are its weight.
     """
@@ -121,18 +122,23 @@ def decode(
     _check_size("update", delta.norm(), 10 * max(1.0, float(theta.norm())) if limits.norm is None else limits.norm)
     others = unpack(arrays[2], buffers, theta.dtype)
     for name, tensor in others.items():
-        _check_size(f"buffer {name!r}", tensor.abs().sum(), math.inf)
+        _check_size(f"buffer {name!r}", tensor.abs().sum(), limits.curvature)
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise PayloadError(f"has a negative variance in {name!r}")
     try:
         about = json.loads(str(head.get("about")))
     except (json.JSONDecodeError, RecursionError) as error:
         raise PayloadError("has no readable note about its curvature") from error
     summary = _curvature(head.get("curvature"), about, arrays[1], request, layout, delta, examples, limits)
-    metrics = {
-        name: float(value)
-        for name, value in _record(content, METRICS, MetricRecord).items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
+    metrics = finite_numbers(_record(content, METRICS, MetricRecord))
     return Answer(ClientUpdate(delta, examples, summary, request.client), others, metrics, size)
+
+
+def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What can be averaged: no lists, no NaN."""
+    return {
+        name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def _curvature(
@@ -193,6 +199,8 @@ def _covariances(
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     if not isinstance(biases, dict) or not all(w in shapes and (b is None or b in shapes) for w, b in biases.items()):
         raise PayloadError("has covariances of parameters that nobody asked for")
+    if not all(b is None or shapes[b] == shapes[w][:1] for w, b in biases.items()):
+        raise PayloadError("has the bias of one layer with the covariance of another")
     sides = {weight: math.prod(shapes[weight][1:]) + (bias is not None) for weight, bias in biases.items()}
     tensors = unpack(arrays, {weight: (side, side) for weight, side in sides.items()}, dtype)
     for weight, tensor in tensors.items():

@@ -1,11 +1,7 @@
 """An existing Flower ClientApp as a client of `fipa.flower.FIPA`, in three lines.
 
-app = fipa.flower.client(ClientApp())
-
-@app.train()
-def train(message, context):
-...  # load message.content["arrays"] into the model and train it, as before
-return fipa.flower.reply(message, model, trainloader, {"train_loss": loss})
+Make it with `app = fipa.flower.client(ClientApp())`, and end its train function, after the training, with
+`return fipa.flower.reply(message, context, model, trainloader, {"train_loss": loss})`.
 """
 
 from __future__ import annotations
@@ -98,12 +94,8 @@ def reply(
     layout, delta = _delta(model, before, request.params)
     source = Data(data, loss, int(count))
     summary = curvature(request, _at(model, before), layout, source, delta)
-    names = {name for name, _ in model.named_parameters()}
-    buffers = {
-        name: tensor.detach()
-        for name, tensor in model.state_dict().items()
-        if name in before and name not in names and tensor.is_floating_point()
-    }
+    after = model.state_dict()
+    buffers = {name: after[name].detach() for name in request.buffers if name in after}
     if SECURE in message.content:
         return Message(masked(message.content, context, summary, buffers), reply_to=message)
     update = ClientUpdate(delta, int(count), summary, request.client)
@@ -149,6 +141,8 @@ def _at(model: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
 def _length(data: Any) -> int:
     """Number of examples."""
     data = getattr(data, "dataset", data)
+    if isinstance(data, list):
+        return sum(_length(batch) for batch in data)
     data = data[0] if isinstance(data, tuple) else data
     if not isinstance(data, Sized):
         raise FipaError("how many examples are these? give reply(..., num_examples=...)")

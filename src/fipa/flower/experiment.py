@@ -129,7 +129,7 @@ def run(
     result = strategy.start(
         grid,
         ArrayRecord({key: t.clone() for key, t in problem.layout.unflatten(problem.initial).items()}),
-        num_rounds=arm.last if rounds is None else rounds,
+        num_rounds=rounds or arm.last,
         train_config=ConfigRecord(config),
         evaluate_fn=evaluate,
     )

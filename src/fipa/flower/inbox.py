@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
@@ -13,6 +13,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.covariance import InputCovariance
 from fipa.federation.plans import AdditivePlan, Plan
 from fipa.flower.answer import Answer, Limits, decode
 from fipa.flower.codec import PayloadError
@@ -20,6 +21,8 @@ from fipa.flower.request import Request
 from fipa.layout import Layout
 
 OLDEST = 10  # rounds after which an answer is no longer waited for
+KEPT = 10_000  # events
+LONGEST = 300  # characters of a reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +49,11 @@ class Inbox:
     """
 
     def __init__(self, limits: Limits, late: float | None) -> None:
-        self._limits = limits
+        self.limits = limits
         self._late = late
         self._sent: dict[str, Request] = {}  # by message
         self._late_updates: dict[int, tuple[int, ClientUpdate]] = {}  # round and update by client, not used yet
-        self.events: list[dict[str, Any]] = []
+        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.refused = Counter[str]()
 
     def sent(self, message_id: str, request: Request) -> None:
@@ -86,7 +89,8 @@ class Inbox:
                 self.event(k, request.client, f"late by {age} rounds: not used")  # sums are of one round's test matrix
             elif request.client not in late or request.round_number > late[request.client][0]:
                 late[request.client] = request.round_number, answer.update
-        self._sent = {name: sent for name, sent in self._sent.items() if sent.round_number > k - OLDEST}
+        self._agree(k, fresh)
+        self.forget(k)
         for client in sorted(late.keys() & fresh.keys()):
             self.event(k, client, f"late by {k - late[client][0]} rounds: a fresher answer is there, not used")
         self._late_updates = {client: late[client] for client in sorted(late.keys() - fresh.keys())}
@@ -95,6 +99,23 @@ class Inbox:
             for sent, update in self._late_updates.values()
         ]
         return [answer for _, answer in sorted(fresh.items())], usable
+
+    def forget(self, k: int) -> None:
+        """Give up questions of long ago."""
+        self._sent = {name: sent for name, sent in self._sent.items() if sent.round_number > k - OLDEST}
+
+    def _agree(self, k: int, fresh: dict[int, Answer]) -> None:
+        """Covariances must be of the same layers: those who differ from most are refused, not the round."""
+        kinds = {
+            client: str([(weight, bias) for weight, (bias, _) in answer.update.sketch.layers.items()])
+            for client, answer in fresh.items()
+            if isinstance(answer.update.sketch, InputCovariance)
+        }
+        usual = Counter(kinds.values()).most_common(1)
+        for client, kind in kinds.items():
+            if kind != usual[0][0]:
+                del fresh[client]
+                self.refuse(k, client, "has covariances of other layers than most have")
 
     def used(self, k: int) -> None:
         """The late answers that `open` returned are in the model now; without this they wait for the next round."""
@@ -108,7 +129,7 @@ class Inbox:
             self.refuse(k, request.client, f"failed: {reply.error.reason}")
             return None
         try:
-            return decode(reply.content, request, expected.layout, expected.theta, expected.buffers, self._limits)
+            return decode(reply.content, request, expected.layout, expected.theta, expected.buffers, self.limits)
         except PayloadError as error:
             self.refuse(k, request.client, str(error))
         except Exception as error:  # whatever a client sends must not stop the server
@@ -117,6 +138,7 @@ class Inbox:
 
     def refuse(self, k: int, client: int | None, reason: str) -> None:
         """Count and log a reply that is not used."""
+        reason = reason if len(reason) <= LONGEST else reason[:LONGEST] + " ..."  # clients choose some of the words
         self.refused[reason] += 1
         self.event(k, client, f"refused: its answer {reason}" if client is not None else f"refused: {reason}", WARNING)
 

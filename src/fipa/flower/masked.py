@@ -65,7 +65,7 @@ def masked(content: RecordDict, context: Context, statistics: CurvatureSummary |
     client = _kept(context)
     try:
         reply = client.reply(unwrap(content), flatten(statistics))
-    except SecureAggregationError as error:
+    except FipaError as error:
         log(ERROR, "no masked vector: %s", error)  # for the client's eyes: the reason names its largest number
         raise SecureAggregationError("this client leaves the round, see its own log") from None
     _keep(client, context)

@@ -38,6 +38,8 @@ class Request:
         Of this client's random numbers, and of the test matrix that all clients of the round share.
     lr_scale
         Factor for the client's learning rate.
+    buffers
+        Names of the arrays that are averaged instead of trained.
     """
 
     round_number: int
@@ -48,6 +50,7 @@ class Request:
     seed: int = 0
     test_seed: int = 0
     lr_scale: float = 1.0
+    buffers: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -62,6 +65,7 @@ class Request:
                 "version": VERSION, "round": self.round_number, "client": self.client, "params": list(self.params),
                 "curvature": self.kind, "settings": json.dumps(settings), "precision": self.precision,
                 "seed": self.seed, "test-seed": self.test_seed, "lr-scale": self.lr_scale,
+                "buffers": list(self.buffers),
             }
         )  # fmt: skip
 
@@ -81,7 +85,7 @@ class Request:
         plan = None if kind == "none" else PLANS[kind](**settings)
         return cls(
             record["round"], record["client"], tuple(record["params"]), plan, record["precision"], record["seed"],
-            record["test-seed"], record["lr-scale"],
+            record["test-seed"], record["lr-scale"], tuple(record["buffers"]),
         )  # fmt: skip
 
 

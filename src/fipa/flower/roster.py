@@ -20,51 +20,69 @@ WAIT = 600.0  # seconds for enough nodes to be there
 
 
 class Roster:
-    """Partitions by node, asked for once per node."""
+    """Partitions by node, as the nodes say; each is asked once."""
 
     def __init__(self) -> None:
-        self._partitions: dict[int, int] = {}
+        self._partitions: dict[int, int] = {}  # in the order of their answers
+        self._asked: dict[int, float] = {}  # when
+        self._questions: set[str] = set()  # without an answer
+        self._silent: set[int] = set()  # did not answer in their last round
 
     def partition(self, node: int) -> int:
         """That a node holds; -1 for a node that did not say."""
         return self._partitions.get(node, -1)
 
+    def heard(self, node: int, answered: bool) -> None:
+        """Whether a node has answered in its round: if not, another with its partition may take its place."""
+        (self._silent.discard if answered else self._silent.add)(node)
+
     def present(self, grid: Grid, least: int) -> dict[int, int]:
-        """Nodes by partition, in the order of the partitions; waits for at least so many."""
+        """Nodes by partition, in the order of the partitions; waits for at least so many.
+
+        A new node has a minute to say what it holds. After that nobody waits for it any more.
+        """
         begun = time.monotonic()
+        logged = False
         while True:
-            nodes = set(grid.get_node_ids())
-            self._ask(grid, sorted(nodes - set(self._partitions)))
-            # of two nodes with one partition the newer: Flower takes a minute to notice that the other was killed
-            known = {partition: node for node, partition in self._partitions.items() if node in nodes}
-            if len(known) >= least:
+            nodes, now = set(grid.get_node_ids()), time.monotonic()
+            self._ask(grid, sorted(nodes - set(self._asked)))
+            known: dict[int, int] = {}
+            for node, partition in self._partitions.items():
+                if node in nodes and (partition not in known or known[partition] in self._silent):
+                    known[partition] = node  # of two with one partition the first, as long as it answers
+            late = [node for node in nodes - set(self._partitions) if now - self._asked[node] < PATIENCE]
+            if len(known) >= least and not late:
                 return dict(sorted(known.items()))
-            if time.monotonic() - begun > WAIT:
+            if now - begun > WAIT:
                 raise FipaError(
                     f"{len(known)} of at least {least} clients are there after {WAIT:g} s: start more SuperNodes, "
                     "or lower min_available_nodes"
                 )
-            log(INFO, "waiting for clients: %d of at least %d are there", len(known), least)
-            time.sleep(1)
+            if not logged:
+                log(INFO, "waiting for clients: %d of at least %d are there", len(known), least)
+                logged = True
+            time.sleep(PAUSE)
 
     def _ask(self, grid: Grid, nodes: Sequence[int]) -> None:
-        if not nodes:
-            return
+        """Ask new nodes, and hear those who were asked."""
         kind = f"{MessageType.QUERY}.{WHO}"
         questions = [Message(RecordDict(), dst_node_id=node, message_type=kind) for node in nodes]
-        replies, _ = exchange(grid, questions, enough=lambda replies: False, deadline=None, timeout=PATIENCE)
-        for reply in replies:
+        self._questions |= set(grid.push_messages(questions)) if questions else set()
+        self._asked |= dict.fromkeys(nodes, time.monotonic())
+        for reply in grid.pull_messages(sorted(self._questions)) if self._questions else ():
             node = reply.metadata.src_node_id
-            if reply.has_error():
-                log(WARNING, "node %d does not say which partition it holds: %s", node, reply.error.reason)
-                log(WARNING, "make its app with fipa.flower.client(ClientApp())")
-                continue
-            record = reply.content.config_records.get(KEY)
+            self._questions.discard(reply.metadata.reply_to_message_id)
+            record = None if reply.has_error() else reply.content.config_records.get(KEY)
             partition = record.get("partition") if record is not None else None
-            if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
-                log(WARNING, "node %d says that it holds partition %r: it is left out", node, partition)
-                continue
-            self._partitions[node] = partition
+            if type(partition) is int and partition >= 0:
+                if partition in self._partitions.values():
+                    log(WARNING, "node %d says that it holds partition %d, as another one does", node, partition)
+                self._partitions[node] = partition
+            else:
+                self._asked[node] = -PATIENCE  # nobody waits for it
+                reason = str(reply.error.reason) if reply.has_error() else f"it says {partition!r}"
+                log(WARNING, "node %d does not say which partition it holds: %s", node, reason[:300])
+                log(WARNING, "make its app with fipa.flower.client(ClientApp())")
 
 
 def exchange(
@@ -82,6 +100,8 @@ def exchange(
     """
     begun = time.monotonic()
     ids = list(grid.push_messages(messages))
+    if len(ids) != len(messages):
+        raise FipaError(f"Flower took {len(ids)} of {len(messages)} messages: are they too large for it?")
     sent, missing, replies = set(ids), set(ids), list[Message]()
     while True:
         for reply in grid.pull_messages([*sorted(missing), *waiting]):

@@ -37,7 +37,8 @@ class SecureFIPA(FIPA):
     fraction_bits
         Of the fixed-point numbers in the sum.
     **settings
-        As for `FIPA`, but for a warm-up, late answers and compression, which need single clients' numbers.
+        As for `FIPA`, but for a warm-up, late answers and compression, which need single clients' numbers. There is no
+        evaluation by clients: with `fraction_evaluate` they would send their own numbers, unmasked.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class SecureFIPA(FIPA):
         if barred or not isinstance(rule, AdditiveFIPA):
             what = barred[0] if barred else f"rule={rule!r}"
             raise FipaError(f"SecureFIPA takes no {what}: only sums are there (threshold is the quorum)")
-        super().__init__(rule, **settings)
+        super().__init__(rule, **{"fraction_evaluate": 0.0} | settings)
         if not isinstance(self.plan, AdditivePlan):
             raise FipaError(f"SecureFIPA needs an AdditivePlan, got {self.plan!r}")
         self.threshold = threshold
@@ -91,6 +92,7 @@ class SecureFIPA(FIPA):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up what is masked, take off the masks of the sum, and take the server's step."""
+        self.inbox.forget(server_round)
         server, updates = self._server, list[ClientUpdate]()
         metrics: dict[str, Any] = {"clients": 0}
         if server is not None:

@@ -24,7 +24,7 @@ from fipa.federation.participation import Participation
 from fipa.federation.plans import Plan, plan_for
 from fipa.federation.randomness import seed_for
 from fipa.flower import checkpoint as checkpoints
-from fipa.flower.answer import Answer, Limits
+from fipa.flower.answer import Answer, Limits, finite_numbers
 from fipa.flower.checkpoint import Progress
 from fipa.flower.codec import Precision, check_precision, nbytes
 from fipa.flower.inbox import Expected, Inbox
@@ -182,7 +182,7 @@ class FIPA(FedAvg):
             request = Request(
                 server_round, client, layout.names, phase.plan, self.precision,
                 seed_for(self.seed, "sketch", server_round, client), seed_for(self.seed, "test matrix", server_round),
-                phase.lr_scale,
+                phase.lr_scale, tuple(self._buffers(layout)),
             )  # fmt: skip
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, KEY: request.record()})
             self._asked[present[client]] = request
@@ -205,11 +205,13 @@ class FIPA(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the server's step with all replies that stand the checks; no arrays if there are too few."""
-        arrays, phase, replies = self._progress.arrays, self.phase(server_round), list(replies)
+        phase, replies = self.phase(server_round), list(replies)
         layout, theta = self._trained()
-        buffers = {name: tuple(t.shape) for name, t in arrays.items() if _is_buffer(name, t, layout)}
-        expected = Expected(server_round, phase.since, phase.plan, layout, theta, buffers)
+        expected = Expected(server_round, phase.since, phase.plan, layout, theta, self._buffers(layout))
         answers, late = self.inbox.open(replies, expected)
+        present = {answer.update.client_id for answer in answers}
+        for node, request in self._asked.items():
+            self._roster.heard(node, request.client in present)
         metrics = _means([(answer.update.num_examples, answer.metrics) for answer in answers])
         size = sum(nbytes(*reply.content.array_records.values()) for reply in replies if reply.has_content())
         metrics |= {"clients": len(answers), "late": 0, "uplink-bytes": size}
@@ -233,7 +235,7 @@ class FIPA(FedAvg):
         if updates:
             try:
                 result = aggregator(theta, updates)(phase.rule, state)
-            except FipaError as error:
+            except (FipaError, RuntimeError) as error:  # also what LAPACK makes of odd matrices
                 self.inbox.event(k, None, f"no step, the model stays as it is: {error}", WARNING)
             else:
                 changed = {name: tensor.clone() for name, tensor in layout.unflatten(result.theta).items()}
@@ -260,12 +262,19 @@ class FIPA(FedAvg):
         """Weighted means of the clients' numbers, added up in the order of the clients."""
         rows = []
         for reply in sorted(replies, key=lambda reply: self._roster.partition(reply.metadata.src_node_id)):
+            node = f"node {reply.metadata.src_node_id}"
             if reply.has_error() or len(reply.content.metric_records) != 1:
                 reason = reply.error.reason if reply.has_error() else "has not one MetricRecord"
-                self.inbox.event(server_round, None, f"no evaluation of node {reply.metadata.src_node_id}: {reason}")
+                self.inbox.refuse(server_round, None, f"the evaluation of {node} {reason}")
                 continue
             numbers: dict[str, Any] = dict(next(iter(reply.content.metric_records.values())))
-            rows.append((numbers.pop(self.weighted_by_key, 0), numbers))
+            weight = numbers.pop(self.weighted_by_key, None)
+            if type(weight) is not int or not 0 < weight <= self.inbox.limits.examples:
+                self.inbox.refuse(
+                    server_round, None, f"the evaluation of {node} has {self.weighted_by_key} = {weight!r}"
+                )
+                continue
+            rows.append((weight, finite_numbers(numbers)))
         return MetricRecord(_means(rows)) if rows else None
 
     def _present(self, grid: Grid) -> dict[int, int]:
@@ -290,6 +299,14 @@ class FIPA(FedAvg):
         chosen = {name: arrays[name] for name in names}
         layout = Layout.of(chosen)
         return layout, layout.flatten(chosen)
+
+    def _buffers(self, layout: Layout) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays that are averaged instead of trained."""
+        return {
+            name: tuple(tensor.shape)
+            for name, tensor in self._progress.arrays.items()
+            if tensor.is_floating_point() and name not in layout.names and _matches(name, BUFFERS)
+        }
 
     def _enough(self, asked: int) -> Callable[[Sequence[Message]], bool]:
         return lambda replies: self._is_quorum(sum(not reply.has_error() for reply in replies), asked)
@@ -326,19 +343,11 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _is_buffer(name: str, tensor: Tensor, layout: Layout) -> bool:
-    return tensor.is_floating_point() and name not in layout.names and _matches(name, BUFFERS)
-
-
 def _means(rows: Sequence[tuple[float, Mapping[str, Any]]]) -> dict[str, Any]:
     """Weighted means of the numbers that all rows have."""
     total = sum(weight for weight, _ in rows)
     shared = [name for name in (rows[0][1] if rows else ()) if all(name in numbers for _, numbers in rows)]
-    return {
-        name: sum(weight * float(numbers[name]) for weight, numbers in rows) / total
-        for name in shared
-        if total > 0 and all(isinstance(numbers[name], int | float) for _, numbers in rows)
-    }
+    return {name: sum(weight * float(numbers[name]) for weight, numbers in rows) / total for name in shared}
 
 
 def _averaged(answers: Sequence[Answer]) -> dict[str, Tensor]:
