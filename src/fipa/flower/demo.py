@@ -24,7 +24,7 @@ name = "fitting"
 version = "1.0.0"
 description = "An experiment of fipa on Flower"
 license = "Apache-2.0"
-dependencies = ["fipa[flower]"]
+dependencies = ["fipa[flower,cli]"]
 
 [tool.flwr.app]
 publisher = "fipa"
