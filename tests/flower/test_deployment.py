@@ -152,16 +152,6 @@ def test_a_run_over_three_nodes_outlives_a_node_that_is_killed_in_a_round(app: P
     assert not deployment.folder.exists()
 
 
-def test_a_superlink_that_was_killed_goes_on_with_the_nodes_it_had(app: Path, tmp_path: Path) -> None:
-    with Deployment(nodes=1, logs=tmp_path) as deployment:
-        deployment.kill_superlink()
-        assert not [line for line in left(deployment.folder) if "--database" in line]
-        deployment.start_superlink()
-        assert rounds(deployment.run(app, timeout=300)) == [{"replies": 1, "theta": [0.0, 0.0, 0.0]}]
-    assert left(deployment.folder) == []
-    assert (tmp_path / "node-0.log").read_text().count("SuperNode ID:") == 1  # it has not been started again
-
-
 def test_strangers_and_broken_apps_are_refused_and_a_killed_node_is_started_again(app: Path) -> None:
     with Deployment(nodes=1) as deployment:
         with pytest.raises(FipaError, match=r"'rounds' is \[1\]: Flower takes booleans, numbers and strings"):
