@@ -14,7 +14,7 @@ from fipa.federation.parameters import load_theta
 from fipa.flower.demo import changes, engine, write_app
 from fipa.flower.deployment import Deployment
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def progress(file: Path) -> dict[str, Any]:
