@@ -238,11 +238,11 @@ def _against(name: str, package: str, theirs: Timing | None, ours: Timing, detai
 
 
 def _costs(model: str, work: Work) -> Iterator[Record]:
-    sketch = SketchPlan(rank=100, sampled_labels=1)
+    sketch, sums = SketchPlan(rank=100, sampled_labels=1), AdditivePlan(width=100, sampled_labels=1)
     arms = {
         "FedAvg": arm(FedAvg(), None, work.epochs),
         "FIPA": arm(CompletedFIPA(damping=0.5, step=0.25), sketch, work.epochs),
-        "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), AdditivePlan(width=100, sampled_labels=1), work.epochs),
+        "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), sums, work.epochs),
     }
     times: dict[str, list[float]] = {name: [] for name in arms}
     with Executor(partial(problem, model=model, samples=work.samples), workers=2) as executor:
