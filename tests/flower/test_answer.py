@@ -206,7 +206,7 @@ def poisoned(content: RecordDict, kind: str, place: int, poison: float) -> Recor
     return arrays(content, key, {name: Array(array.dtype, array.shape, array.stype, words.tobytes())})
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=220, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(forgeries())
 def test_forged_replies_neither_stop_the_server_nor_change_the_model(forgery: tuple[str, Forge]) -> None:
     check_refused(*forgery)
