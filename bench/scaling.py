@@ -29,6 +29,7 @@ from bench.common import PeakMemory
 from bench.scaling_figure import draw, read
 from fipa.federation.plans import AdditivePlan, Plan, SketchPlan
 from fipa.flower.answer import Answer, Limits, decode, encode
+from fipa.flower.codec import nbytes
 from fipa.flower.request import Request
 from fipa.layout import Layout
 
@@ -100,15 +101,16 @@ def measure(rule: str, size: int, clients: int, p: int = P) -> Point:
     torch.set_num_threads(1)
     replies, theta = Replies(rule, size, p), torch.zeros(p)
     making = decoding = 0.0
-    nbytes = 0
+    size_of_one = 0
 
     def read(client: int) -> fipa.ClientUpdate:
-        nonlocal making, decoding, nbytes
+        nonlocal making, decoding, size_of_one
         start = time.process_time()
         request, content = replies.make(client)
         made = time.process_time()
         answer = decode(content, request, replies.layout, theta, {}, Limits())
-        making, decoding, nbytes = making + made - start, decoding + time.process_time() - made, answer.nbytes
+        making, decoding = making + made - start, decoding + time.process_time() - made
+        size_of_one = nbytes(*content.array_records.values())
         return answer.update
 
     def pooled() -> fipa.ClientUpdate:
@@ -122,7 +124,7 @@ def measure(rule: str, size: int, clients: int, p: int = P) -> Point:
         else:
             fipa.aggregate(theta, [pooled()], fipa.AdditiveFIPA(damping=DAMPING))
         passed, wall = time.process_time() - start, time.perf_counter() - begun
-    mib = [round(value / 2**20, 1) for value in (memory.bytes, nbytes)]
+    mib = [round(value / 2**20, 1) for value in (memory.bytes, size_of_one)]
     seconds = [round(value, 2) for value in (passed - making, decoding, wall)]
     return Point(rule, size, clients, "yes", seconds[0], seconds[1], mib[0], mib[1], seconds[2])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -117,14 +117,23 @@ def parameters_of(model: nn.Module, params: ParamSelection = None) -> dict[str, 
         if not chosen:
             raise LayoutError("no parameter requires a gradient: name the ones to use with params=...")
     else:
-        patterns = [params] if isinstance(params, str) else list(params)
-        if not patterns:
-            raise LayoutError("params is empty: give names or patterns, or None for all that require a gradient")
-        chosen = [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-        idle = [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in named)]
-        if idle or not chosen:
-            raise LayoutError(f"params={_some(idle or patterns)} matches no parameter; there are {_some(list(named))}")
+        chosen = selected(list(named), params)
     return {name: named[name].detach().clone() for name in chosen}
+
+
+def selected(names: Sequence[str], params: str | Iterable[str]) -> list[str]:
+    """Those of the names that `params` names, or has a pattern for; each of its parts must be of use.
+
+    >>> selected(["body.weight", "head.weight", "head.bias"], "head.*")
+    ['head.weight', 'head.bias']
+    """
+    patterns = [params] if isinstance(params, str) else list(params)
+    if not patterns:
+        raise LayoutError("params is empty: give names or patterns, or None for all that require a gradient")
+    idle = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if idle:
+        raise LayoutError(f"params={_some(idle)} matches no parameter; there are {_some(list(names))}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _some(names: list[str], most: int = 6) -> str:

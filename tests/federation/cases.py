@@ -15,9 +15,9 @@ from fipa.clients.local_rules import SGD
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor
 from fipa.federation.participation import Faults
-from fipa.federation.randomness import generator_for
 from fipa.federation.stage import Stage
 from fipa.problems.fitting import misfit
+from fipa.randomness import generator_for
 
 DOUBLE = torch.float64
 SIZES = (2, 3, 5)

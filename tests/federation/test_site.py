@@ -11,9 +11,9 @@ from federation.cases import DOUBLE, START, alike, lines, mean_loss, numbers
 from fipa import ClientUpdate, Diverged, FipaError, Layout, Problem, RelativeThreshold, Residual, Sketch, sketch
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
 from fipa.federation.plans import AdaptiveRank, AdditivePlan, SketchPlan
-from fipa.federation.randomness import seed_for
 from fipa.federation.site import SERVER, Order, Reply, Site
 from fipa.problems.fitting import misfit
+from fipa.randomness import seed_for
 
 THETA = torch.tensor(START, dtype=DOUBLE)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from federation.cases import run, stage
-from fipa import FIPA, FedAvg, FipaError
+from fipa import FIPA, FedAvg, FipaError, PrivateFedAvg
 from fipa.federation.engine import Arm
 from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import stage_at
@@ -26,15 +26,15 @@ def test_rounds_beyond_the_last_stage() -> None:
 
 def test_damping_decays_within_the_stage() -> None:
     decaying = stage(FIPA(damping=0.8, step=0.9), damping_decay=0.5)
-    assert [decaying.rule_at(place).damping for place in range(3)] == pytest.approx([0.8, 0.4, 0.2])
-    assert decaying.rule_at(2).step == 0.9
+    assert [decaying.rule_at(place, 0).damping for place in range(3)] == pytest.approx([0.8, 0.4, 0.2])
+    assert decaying.rule_at(2, 0).step == 0.9
     constant = stage(FIPA(damping=0.8))
-    assert constant.rule_at(7) is constant.rule
+    assert constant.rule_at(7, 0) is constant.rule
 
 
 def test_rules_without_damping_keep_their_own() -> None:
     """No decay is asked for, so the rule need not have a damping."""
-    assert stage(FedAvg()).rule_at(3) == FedAvg()
+    assert stage(FedAvg()).rule_at(3, 1) == FedAvg()
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,10 @@ def test_rounds_that_are_not_evaluated_have_no_metric_and_are_otherwise_the_same
         assert torch.equal(state.theta, same.theta)
         assert record["metric"] in (None, reference["metric"])
         assert record["loss"] == reference["loss"]
+
+
+def test_runs_do_not_share_the_noise_of_a_private_rule() -> None:
+    private = stage(PrivateFedAvg(seed=3))
+    rules = [private.rule_at(0, seed) for seed in (0, 0, 1)]
+    assert rules[0] == rules[1] != rules[2]
+    assert stage(PrivateFedAvg()).rule_at(0, 5) == PrivateFedAvg()  # from the operating system

@@ -158,6 +158,9 @@ def test_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
     with pytest.raises(FipaError, match="was written with seed = 1, now it is 2"):
         FIPA(**settings | {"seed": 2}, checkpoint=file).start(LocalGrid(app(), 4), initial(), 5)
+    torch.save({"weights": torch.ones(3)}, file)
+    with pytest.raises(FipaError, match="is no checkpoint of FIPA"):
+        FIPA(**settings, checkpoint=file).start(LocalGrid(app(), 4), initial(), 5)
     file.write_bytes(b"no checkpoint")
     with pytest.raises(FipaError, match="cannot be read: delete it"):
         FIPA(**settings, checkpoint=file).start(LocalGrid(app(), 4), initial(), 5)
@@ -236,7 +239,15 @@ def test_clients_that_do_not_say_who_they_are(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "settings", [{"precision": "int4"}, {"quorum": 0.0}, {"late": 2.0}, {"warmup_rounds": -1}, {"params": "none"}]
+    "settings",
+    [
+        {"precision": "int4"},
+        {"quorum": 0.0},
+        {"late": 2.0},
+        {"warmup_rounds": -1},
+        {"params": "none"},
+        {"params": ["2.*", "none"]},
+    ],
 )
 def test_bad_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(FipaError):

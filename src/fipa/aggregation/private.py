@@ -26,8 +26,8 @@ from fipa.aggregation.fipa import CUTOFF, filtered_inverse
 from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.additive import AdditiveStatistics, random_test_matrix
 from fipa.errors import FipaError, UpdateError
-from fipa.federation.randomness import generator_for
 from fipa.linalg import eigh
+from fipa.randomness import generator_for
 
 DOUBLE = torch.float64
 Normal = Callable[[torch.Size], Tensor]

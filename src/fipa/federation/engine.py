@@ -314,7 +314,7 @@ class Federation:
         self, state: State, stage: Stage, place: int, updates: Sequence[ClientUpdate], in_time: Sequence[Reply]
     ) -> Outcome:
         """The server's part."""
-        rule: Any = stage.rule_at(place)
+        rule: Any = stage.rule_at(place, self.seed)
         k = state.round_number + 1
 
         apply = aggregator(state.theta, updates)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from fipa.errors import FipaError
-from fipa.federation.randomness import generator_for
+from fipa.randomness import generator_for
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import Diverged, FipaError, NotFinite
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
 from fipa.federation.problem import Problem
-from fipa.federation.randomness import generator_for, seed_for
 from fipa.kernels.small_cnn import SmallCNN
+from fipa.randomness import generator_for, seed_for
 
 KEPT = 256 * 2**20  # bytes of clients' data, ready for use
 SERVER = -1  # the server's place among the control variates

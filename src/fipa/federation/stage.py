@@ -12,6 +12,7 @@ from fipa.clients.local_rules import GaussNewton, LocalRule
 from fipa.errors import FipaError
 from fipa.federation.control import StepControl
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan, SketchPlan
+from fipa.randomness import seed_for
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ class Stage:
         """Whether the model is evaluated after round `place` of this stage, counted from 0."""
         return (place + 1) % self.evaluate_every == 0 or place + 1 == self.rounds
 
-    def rule_at(self, place: int) -> Rule:
-        """The rule in round `place` of this stage, counted from 0."""
-        if self.damping_decay == 1.0:
-            return self.rule
+    def rule_at(self, place: int, seed: int) -> Rule:
+        """The rule in round `place` of this stage, counted from 0, in the run with that seed."""
         rule: Any = self.rule
+        if getattr(rule, "seed", None) is not None:  # of a private rule's noise: runs must not share it
+            rule = replace(rule, seed=seed_for(rule.seed, f"noise of run {seed}"))
+        if self.damping_decay == 1.0:
+            return rule
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 
 

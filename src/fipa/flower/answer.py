@@ -61,7 +61,6 @@ class Answer:
     update: ClientUpdate
     buffers: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    nbytes: int = 0
 
 
 def encode(request: Request, answer: Answer) -> RecordDict:
@@ -71,14 +70,13 @@ def encode(request: Request, answer: Answer) -> RecordDict:
     kind, summary = "none", update.sketch
     assert isinstance(update.delta, Tensor)
     if isinstance(summary, Sketch):
-        kind, about = "sketch", {"loss": summary.loss, "examples": summary.num_examples, "trace": summary.trace}
+        kind, about = "sketch", {"loss": summary.loss, "trace": summary.trace}
     elif isinstance(summary, AdditiveStatistics):
         kind, about = "additive", {"test-seed": summary.test_seed}
     elif isinstance(summary, DiagonalCurvature):
-        kind, about = "diagonal", {"examples": summary.num_examples}
+        kind = "diagonal"
     elif isinstance(summary, InputCovariance):
-        kind = "covariance"
-        about = {"examples": summary.num_examples, "biases": {w: bias for w, (bias, _) in summary.layers.items()}}
+        kind, about = "covariance", {"biases": {weight: bias for weight, (bias, _) in summary.layers.items()}}
     if isinstance(summary, InputCovariance):
         precision: Precision = "bfloat16" if request.precision == "int8" else request.precision  # stays symmetric
         curvature = pack({weight: matrix for weight, (_, matrix) in summary.layers.items()}, precision)
@@ -131,7 +129,7 @@ def decode(
         raise PayloadError("has no readable note about its curvature") from error
     summary = _curvature(head.get("curvature"), about, arrays[1], request, layout, delta, examples, limits)
     metrics = finite_numbers(_record(content, METRICS, MetricRecord))
-    return Answer(ClientUpdate(delta, examples, summary, request.client), others, metrics, size)
+    return Answer(ClientUpdate(delta, examples, summary, request.client), others, metrics)
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -43,6 +43,8 @@ def load(path: Path, settings: dict[str, str]) -> Progress | None:
         content = torch.load(path, weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise FipaError(f"the checkpoint {path} cannot be read: delete it to begin anew") from error
+    if not isinstance(content, dict) or "settings" not in content:
+        raise FipaError(f"{path} is no checkpoint of FIPA on Flower: choose another file")
     before = content.pop("settings")
     changed = [name for name in settings if settings[name] != before.get(name)]
     if changed:

@@ -42,16 +42,16 @@ class ArmStrategy(FIPA):
     """An arm's stages and participation as a strategy."""
 
     def __init__(self, arm: Arm, seed: int, **settings: Any) -> None:
-        count = arm.participation.count
-        if count is not None:  # exactly so many
-            settings |= {"fraction_train": 1e-9, "min_train_nodes": count}
         super().__init__(arm.stages[-1].rule, seed=seed, fraction_evaluate=0.0, **settings)
         self._arm = arm
 
     def phase(self, round_number: int) -> Phase:
         """What the arm does in a round."""
         stage, place = stage_at(self._arm.stages, round_number)
-        return Phase(stage.rule_at(place), stage.plan, stage.lr_scale, since=round_number - place)
+        return Phase(stage.rule_at(place, self.seed), stage.plan, stage.lr_scale, since=round_number - place)
+
+    def _count(self, present: int) -> int:
+        return self._arm.participation.count or present
 
     def _settings(self) -> dict[str, str]:
         stages = {f"stage {i}": repr(stage) for i, stage in enumerate(self._arm.stages)}

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.covariance import InputCovariance
-from fipa.federation.plans import AdditivePlan, Plan
+from fipa.errors import FipaError
+from fipa.federation.plans import AdditivePlan
 from fipa.flower.answer import Answer, Limits, decode
-from fipa.flower.codec import PayloadError
 from fipa.flower.request import Request
 from fipa.layout import Layout
 
@@ -31,7 +32,6 @@ class Expected:
 
     round_number: int
     since: int  # round in which this phase began: answers from before it are of no use
-    plan: Plan | None
     layout: Layout
     theta: Tensor
     buffers: Mapping[str, tuple[int, ...]]
@@ -60,9 +60,26 @@ class Inbox:
         """Remember a question."""
         self._sent[message_id] = request
 
-    def take(self, reply: Message) -> Request | None:
-        """The question that a reply answers, once."""
-        return self._sent.pop(reply.metadata.reply_to_message_id, None)
+    def matched(self, k: int, replies: Iterable[Message]) -> Iterator[tuple[Request, RecordDict]]:
+        """What was asked and what was answered, each question once; all else is refused."""
+        for reply in replies:
+            request = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
+                self.refuse(k, None, f"node {reply.metadata.src_node_id} answers what nobody asked, or twice")
+            elif reply.has_error():
+                self.refuse(k, request.client, f"failed: {reply.error.reason}")
+            else:
+                yield request, reply.content
+
+    @contextmanager
+    def reading(self, k: int, client: int) -> Iterator[None]:
+        """Whatever a client sends must not stop the server: errors in this block refuse its answer."""
+        try:
+            yield
+        except FipaError as error:
+            self.refuse(k, client, str(error))
+        except Exception as error:
+            self.refuse(k, client, f"cannot be read: {type(error).__name__}: {error}")
 
     @property
     def waiting(self) -> list[str]:
@@ -74,13 +91,10 @@ class Inbox:
         k = expected.round_number
         fresh: dict[int, Answer] = {}
         late = {m: kept for m, kept in self._late_updates.items() if kept[0] >= expected.since}
-        for reply in replies:
-            request = self.take(reply)
-            if request is None:
-                self.refuse(k, None, f"node {reply.metadata.src_node_id} answers what nobody asked, or twice")
-                continue
-            answer = self._read(reply, request, expected)
-            age = k - request.round_number
+        for request, content in self.matched(k, replies):
+            answer, age = None, k - request.round_number
+            with self.reading(k, request.client):
+                answer = decode(content, request, expected.layout, expected.theta, expected.buffers, self.limits)
             if answer is None:
                 continue
             if age == 0:
@@ -122,19 +136,6 @@ class Inbox:
         for client, (sent, _) in self._late_updates.items():
             self.event(k, client, f"late by {k - sent} rounds: used with weight x {self._late or 1:g}^{k - sent}")
         self._late_updates = {}
-
-    def _read(self, reply: Message, request: Request, expected: Expected) -> Answer | None:
-        k = expected.round_number
-        if reply.has_error():
-            self.refuse(k, request.client, f"failed: {reply.error.reason}")
-            return None
-        try:
-            return decode(reply.content, request, expected.layout, expected.theta, expected.buffers, self.limits)
-        except PayloadError as error:
-            self.refuse(k, request.client, str(error))
-        except Exception as error:  # whatever a client sends must not stop the server
-            self.refuse(k, request.client, f"cannot be read: {type(error).__name__}: {error}")
-        return None
 
     def refuse(self, k: int, client: int | None, reason: str) -> None:
         """Count and log a reply that is not used."""

@@ -47,7 +47,7 @@ class LocalGrid(Grid):
             )
             for k in range(nodes)
         }
-        self._waiting: dict[str, list[object]] = {}  # pulls left, and the reply
+        self._waiting: dict[str, tuple[int, Message]] = {}  # pulls left, and the reply
         self._sent = 0
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, SERVER
 
@@ -73,7 +73,7 @@ class LocalGrid(Grid):
             node = message.metadata.dst_node_id
             late = self._delay(message, node - FIRST)
             if late is not None:
-                self._waiting[name] = [late, self._answer(message, node)]
+                self._waiting[name] = late, self._answer(message, node)
             ids.append(name)
         return ids
 
@@ -86,16 +86,12 @@ class LocalGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
         replies = []
         for name in message_ids:
-            entry = self._waiting.get(name)
-            if entry is None:
+            if name not in self._waiting:
                 continue
-            left, reply = entry
-            assert isinstance(left, int)
-            assert isinstance(reply, Message)
+            left, reply = self._waiting.pop(name)
             if left > 0:
-                entry[0] = left - 1
+                self._waiting[name] = left - 1, reply
             else:
-                del self._waiting[name]
                 replies.append(reply)
         return replies
 

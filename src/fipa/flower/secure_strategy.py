@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from logging import WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from fipa.aggregation.additive import AdditiveFIPA
@@ -15,8 +15,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.errors import FipaError
 from fipa.federation.plans import AdditivePlan
 from fipa.flower.masked import MASKED, SECURE, unwrap, wrap
-from fipa.flower.request import Request
-from fipa.flower.roster import exchange
+from fipa.flower.roster import WAIT, exchange
 from fipa.flower.secure import SecureAggregationError, SecureServer, unflatten, vector_length
 from fipa.flower.strategy import FIPA
 
@@ -120,32 +119,15 @@ class SecureFIPA(FIPA):
             Message(wrap(request), dst_node_id=self._nodes[client], message_type=kind)
             for client, request in self._server.requests().items()
         ]
-        least = self._server.threshold
-        replies, ids = exchange(
-            self._grid, messages, lambda replies: sum(not r.has_error() for r in replies) >= least, self.deadline, 600
-        )
+        replies, ids = exchange(self._grid, messages, self._enough(len(messages)), self.deadline, WAIT)
         self._remember(ids, messages)
         self._receive(k, replies)
 
     def _receive(self, k: int, replies: Sequence[Message], length: int | None = None) -> None:
         assert self._server is not None
-        for reply in replies:
-            request = self.inbox.take(reply)
-            if request is None:
-                self.inbox.refuse(k, None, f"node {reply.metadata.src_node_id} answers what nobody asked, or twice")
-            elif reply.has_error():
-                self.inbox.refuse(k, request.client, f"failed: {reply.error.reason}")
-            else:
-                self._hand_in(k, request, reply.content, length)
-
-    def _hand_in(self, k: int, request: Request, content: RecordDict, length: int | None) -> None:
-        assert self._server is not None
-        try:
-            self._server.receive(request.client, unwrap(content, length))
-        except FipaError as error:
-            self.inbox.refuse(k, request.client, str(error))
-        except Exception as error:  # whatever a client sends must not stop the server
-            self.inbox.refuse(k, request.client, f"cannot be read: {type(error).__name__}: {error}")
+        for request, content in self.inbox.matched(k, replies):
+            with self.inbox.reading(k, request.client):
+                self._server.receive(request.client, unwrap(content, length))
 
     def _enough(self, asked: int) -> Any:
         least = self._server.threshold if self._server is not None else 1

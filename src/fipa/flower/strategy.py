@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.errors import FipaError
 from fipa.federation.participation import Participation
 from fipa.federation.plans import Plan, plan_for
-from fipa.federation.randomness import seed_for
 from fipa.flower import checkpoint as checkpoints
 from fipa.flower.answer import Answer, Limits, finite_numbers
 from fipa.flower.checkpoint import Progress
@@ -30,9 +28,10 @@ from fipa.flower.codec import Precision, check_precision, nbytes
 from fipa.flower.inbox import Expected, Inbox
 from fipa.flower.request import KEY, Request
 from fipa.flower.roster import Roster, exchange
-from fipa.layout import Layout, ParamSelection
+from fipa.layout import Layout, ParamSelection, selected
+from fipa.randomness import seed_for
 
-BUFFERS = ("*running_mean", "*running_var")  # of BatchNorm: averaged, not trained
+BUFFERS = ("running_mean", "running_var")  # of BatchNorm: averaged, not trained
 TRAIN, EVALUATE, CENTRAL = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
 
 
@@ -175,18 +174,18 @@ class FIPA(FedAvg):
         phase = self.phase(server_round)
         layout, _ = self._trained()
         present = self._present(grid)
-        chosen = self._choose(list(present), server_round)
+        chosen = self._draw(present, self._count(len(present)), self.seed, server_round)
         config = ConfigRecord(dict(config) | {"server-round": server_round, "lr-scale": phase.lr_scale})
         self._asked, messages = {}, []
-        for client in chosen:
+        for client, node in chosen.items():
             request = Request(
                 server_round, client, layout.names, phase.plan, self.precision,
                 seed_for(self.seed, "sketch", server_round, client), seed_for(self.seed, "test matrix", server_round),
                 phase.lr_scale, tuple(self._buffers(layout)),
             )  # fmt: skip
             content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, KEY: request.record()})
-            self._asked[present[client]] = request
-            messages.append(Message(content, dst_node_id=present[client], message_type=MessageType.TRAIN))
+            self._asked[node] = request
+            messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
         log(INFO, "round %d: %d of %d clients are asked", server_round, len(chosen), len(present))
         return messages
 
@@ -205,9 +204,9 @@ class FIPA(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the server's step with all replies that stand the checks; no arrays if there are too few."""
-        phase, replies = self.phase(server_round), list(replies)
+        replies = list(replies)
         layout, theta = self._trained()
-        expected = Expected(server_round, phase.since, phase.plan, layout, theta, self._buffers(layout))
+        expected = Expected(server_round, self.phase(server_round).since, layout, theta, self._buffers(layout))
         answers, late = self.inbox.open(replies, expected)
         present = {answer.update.client_id for answer in answers}
         for node, request in self._asked.items():
@@ -250,13 +249,12 @@ class FIPA(FedAvg):
         """Ask clients to judge the model, as many as `fraction_evaluate` says."""
         if self.fraction_evaluate == 0.0:
             return []
-        present = list(self._present(grid).values())
-        count = min(len(present), max(int(len(present) * self.fraction_evaluate), self.min_evaluate_nodes))
-        seed = seed_for(self.seed, "evaluate")
-        places = Participation("uniform", count).select([1] * len(present), seed, server_round)
+        present = self._present(grid)
+        count = max(int(len(present) * self.fraction_evaluate), self.min_evaluate_nodes)
+        chosen = self._draw(present, count, seed_for(self.seed, "evaluate"), server_round)
         config = ConfigRecord(dict(config) | {"server-round": server_round})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(content, [present[place] for place in places], MessageType.EVALUATE)
+        return self._construct_messages(content, list(chosen.values()), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Weighted means of the clients' numbers, added up in the order of the clients."""
@@ -280,22 +278,22 @@ class FIPA(FedAvg):
     def _present(self, grid: Grid) -> dict[int, int]:
         return self._roster.present(grid, max(self.min_available_nodes, self.min_train_nodes))
 
-    def _choose(self, clients: Sequence[int], round_number: int) -> list[int]:
-        count = min(len(clients), max(int(len(clients) * self.fraction_train), self.min_train_nodes))
-        places = Participation("uniform", count).select([1] * len(clients), self.seed, round_number)
-        return [clients[place] for place in places]
+    def _count(self, present: int) -> int:
+        """How many of those who are there are asked to train."""
+        return max(int(present * self.fraction_train), self.min_train_nodes)
+
+    @staticmethod
+    def _draw(clients: Mapping[int, int], count: int, seed: int, round_number: int) -> dict[int, int]:
+        """So many of the clients, at most all, in their order."""
+        participation = Participation("uniform", min(count, len(clients)))
+        places = participation.select([1] * len(clients), seed, round_number)
+        return {client: clients[client] for client in (list(clients)[place] for place in places)}
 
     def _trained(self) -> tuple[Layout, Tensor]:
         """Which of the arrays are trained, and their present values, flat."""
         arrays = self._progress.arrays
         floating = [name for name, tensor in arrays.items() if tensor.is_floating_point()]
-        if self.params is None:
-            names = [name for name in floating if not _matches(name, BUFFERS)]
-        else:
-            patterns = [self.params] if isinstance(self.params, str) else list(self.params)
-            names = [name for name in floating if _matches(name, patterns)]
-        if not names:
-            raise FipaError(f"FIPA(params={self.params!r}) trains none of the arrays: there are {', '.join(arrays)}")
+        names = selected(floating, self.params) if self.params else [name for name in floating if not _is_buffer(name)]
         chosen = {name: arrays[name] for name in names}
         layout = Layout.of(chosen)
         return layout, layout.flatten(chosen)
@@ -305,7 +303,7 @@ class FIPA(FedAvg):
         return {
             name: tuple(tensor.shape)
             for name, tensor in self._progress.arrays.items()
-            if tensor.is_floating_point() and name not in layout.names and _matches(name, BUFFERS)
+            if tensor.is_floating_point() and name not in layout.names and _is_buffer(name)
         }
 
     def _enough(self, asked: int) -> Callable[[Sequence[Message]], bool]:
@@ -339,8 +337,8 @@ def _record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord(dict(arrays))
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def _is_buffer(name: str) -> bool:
+    return name.endswith(BUFFERS)
 
 
 def _means(rows: Sequence[tuple[float, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -15,6 +15,16 @@ from numba import njit
 F, INT = np.float32, np.int32
 
 
+@njit(cache=True)
+def _shifted(rows, n, m):  # type: ignore[no-untyped-def]
+    """What each of the nine weights of a 3x3 kernel is multiplied with, for one row of the output."""
+    top, mid, low = rows[0], rows[1], rows[2]
+    return (
+        top[:m], top[n : n + m], top[2 * n :], mid[:m], mid[n : n + m], mid[2 * n :], low[:m], low[n : n + m],
+        low[2 * n :],
+    )  # fmt: skip
+
+
 @njit(fastmath=True, cache=True)
 def convolve(x, w, y, n):  # type: ignore[no-untyped-def]
     """Y (out, H, W n) = 3x3 convolution of x (in, H + 2, (W + 2) n) with w (out, in, 3, 3), for n images.
@@ -29,16 +39,14 @@ def convolve(x, w, y, n):  # type: ignore[no-untyped-def]
             y0[:] = 0
             y1[:] = 0
             for k in range(x.shape[0]):
-                a, b, top, mid, low = w[c, k], w[d, k], x[k, h], x[k, h + 1], x[k, h + 2]
+                a, b = w[c, k], w[d, k]
                 a0, a1, a2, a3, a4, a5, a6, a7, a8 = (
                     a[0, 0], a[0, 1], a[0, 2], a[1, 0], a[1, 1], a[1, 2], a[2, 0], a[2, 1], a[2, 2]
                 )  # fmt: skip
                 b0, b1, b2, b3, b4, b5, b6, b7, b8 = (
                     b[0, 0], b[0, 1], b[0, 2], b[1, 0], b[1, 1], b[1, 2], b[2, 0], b[2, 1], b[2, 2]
                 )  # fmt: skip
-                x0, x1, x2 = top[:m], top[n : n + m], top[2 * n :]
-                x3, x4, x5 = mid[:m], mid[n : n + m], mid[2 * n :]
-                x6, x7, x8 = low[:m], low[n : n + m], low[2 * n :]
+                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, h : h + 3], n, m)
                 for t in range(m):
                     p0, p1, p2, p3, p4, p5, p6, p7, p8 = (
                         x0[t], x1[t], x2[t], x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
@@ -59,10 +67,8 @@ def convolve_gradient(x, dy, dw, n):  # type: ignore[no-untyped-def]
             a0, a1, a2, a3, a4, a5, a6, a7, a8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
             b0, b1, b2, b3, b4, b5, b6, b7, b8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
             for h in range(dy.shape[1] - 2):
-                g, f, top, mid, low = dy[c, h + 1, n:], dy[d, h + 1, n:], x[k, h], x[k, h + 1], x[k, h + 2]
-                x0, x1, x2 = top[:m], top[n : n + m], top[2 * n :]
-                x3, x4, x5 = mid[:m], mid[n : n + m], mid[2 * n :]
-                x6, x7, x8 = low[:m], low[n : n + m], low[2 * n :]
+                g, f = dy[c, h + 1, n:], dy[d, h + 1, n:]
+                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, h : h + 3], n, m)
                 for t in range(m):
                     p0, p1, p2, p3, p4, p5, p6, p7, p8 = (
                         x0[t], x1[t], x2[t], x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]

@@ -21,9 +21,9 @@ from fipa.clients.client import Client
 from fipa.curvature.terms import Residual
 from fipa.errors import FipaError
 from fipa.federation.problem import Curves, Maps, Problem
-from fipa.federation.randomness import generator_for
 from fipa.pde.domain import Box, Face, Region, check_split
 from fipa.pde.field import Field
+from fipa.randomness import generator_for
 
 Operator = Callable[[Field, Tensor, Tensor], Tensor]
 Values = Callable[[Tensor], Tensor]

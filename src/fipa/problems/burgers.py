@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
-from fipa.federation.randomness import generator_for
 from fipa.models import mlp
 from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split
+from fipa.randomness import generator_for
 
 NODES = 128  # of the quadrature
 CHUNK = 4096  # points at a time

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
-from fipa.federation.randomness import generator_for
 from fipa.models import mlp
 from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split, manufactured
+from fipa.randomness import generator_for
 
 RADIUS, CENTRE, WIDTH = 0.3, (0.45, 0.55), 0.1  # of the bubble in two dimensions, and of its interface
 DIFFUSION = 1 / 16  # above 1 / (2 pi^2), where the solution is unique

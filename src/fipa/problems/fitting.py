@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fipa.curvature.terms import Residual
 from fipa.errors import FipaError
 from fipa.federation.problem import Curves, Maps, Problem
-from fipa.federation.randomness import generator_for
 from fipa.models import mlp
+from fipa.randomness import generator_for
 
 # amplitude, centre and width in x and y of the Gaussians of the 2D target
 GAUSSIANS = (

@@ -17,10 +17,10 @@ from torch.nn.functional import linear
 from fipa.curvature.terms import Residual
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
-from fipa.federation.randomness import generator_for
 from fipa.models import mlp
 from fipa.pde import PDE, Box, Field, Points, Region, federated, grid_split
 from fipa.problems.fitting import misfit
+from fipa.randomness import generator_for
 
 
 class WithCoefficient(nn.Module):

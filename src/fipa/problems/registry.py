@@ -13,12 +13,12 @@ import torch
 
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
-from fipa.federation.randomness import seed_for
 from fipa.problems.burgers import burgers
 from fipa.problems.elliptic import elliptic, poisson
 from fipa.problems.fitting import mixture2d, sine
 from fipa.problems.inverse import inverse
 from fipa.problems.vision import images
+from fipa.randomness import seed_for
 
 
 def python(seed: int, *, file: str) -> Problem:

@@ -14,8 +14,8 @@ from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Indices, Par
 from fipa.data.images import Normalise
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem, Shares
-from fipa.federation.randomness import generator_for
 from fipa.models import ResNet, cnn
+from fipa.randomness import generator_for
 
 BLOCK = 500  # images that are classified at once
 

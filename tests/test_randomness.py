@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from fipa.federation.randomness import generator_for, seed_for
+from fipa.randomness import generator_for, seed_for
 
 
 def test_seeds_are_the_same_on_every_machine_and_in_every_release() -> None:

@@ -1,0 +1,186 @@
+"""The conversation of a round: what the server asks, and what clients answer. Nothing here knows how they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from fipa.aggregation.update import ClientUpdate
+from fipa.clients.local_rules import LocalRule
+from fipa.curvature.additive import AdditiveStatistics
+from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Who:
+    """Who is there? Answered with the clients' numbers of examples, or 1 where nobody knows them."""
+
+    name: ClassVar[str] = "who"
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Train from the broadcast model, and tell of the curvature there. Answered with a `Reply`.
+
+    Parameters
+    ----------
+    round_number, theta
+        Which round this is, and the model.
+    local
+        How to train; None leaves that to the client.
+    lr_scale
+        Factor for the learning rate.
+    plan
+        What to tell about the curvature; None for nothing.
+    floor
+        Curvature that the server's rule adds to each client's in all directions: Gauss-Newton clients add the same.
+    adaptive_rank, adaptive_steps, gradient_norm
+        Let clients choose rank and local steps, for which they need the norm of the sum of their gradients.
+    shared
+        What the server's part of the local rule sends to all clients (SCAFFOLD's variate).
+    memories
+        What each client is to remember of its last round; whoever carries the order decides what this looks like.
+    buffers
+        Averaged tensors that are no parameters, by name (BatchNorm's statistics).
+    """
+
+    name: ClassVar[str] = "train"
+
+    round_number: int
+    theta: Tensor
+    local: LocalRule | None = None
+    lr_scale: float = 1.0
+    plan: Plan | None = None
+    floor: float = 0.0
+    adaptive_rank: AdaptiveRank | None = None
+    adaptive_steps: AdaptiveSteps | None = None
+    gradient_norm: float | None = None
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    memories: Mapping[int, Any] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """The full gradient at a model. Answered with a tensor (p)."""
+
+    name: ClassVar[str] = "gradient"
+    theta: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """The loss at a model. Answered with a number."""
+
+    name: ClassVar[str] = "loss"
+    theta: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Bend:
+    """How residuals bend along a step from a model, seen as a gradient. Answered with a tensor (p)."""
+
+    name: ClassVar[str] = "bend"
+    theta: Tensor
+    direction: Tensor
+
+
+Question = Who | Order | Gradient | Loss | Bend
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """A question to some clients, which concerns a round."""
+
+    round_number: int
+    clients: tuple[int, ...]
+    question: Question
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A client's answer to an order.
+
+    Attributes
+    ----------
+    update
+        With the curvature that was asked for.
+    loss
+        At the broadcast model; None if the client does not tell.
+    local_steps, notes
+        How long it trained, and what it had to change of its orders.
+    message
+        For the server's part of the local rule.
+    memory
+        To be given back with the client's next order.
+    buffers, metrics
+        Tensors that are averaged, and numbers for the log.
+    """
+
+    update: ClientUpdate
+    loss: float | None = None
+    local_steps: int = 0
+    notes: tuple[str, ...] = ()
+    message: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Any = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Uplink: update, curvature, loss (8 bytes) and the message of the local rule. Memories stay with the client."""
+        curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
+        delta = None if isinstance(self.update.sketch, AdditiveStatistics) else self.update.delta  # it is in there
+        tensors = [t for t in (delta, *self.message.values()) if isinstance(t, Tensor)]
+        return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Late:
+    """An answer to an order of round `sent` that arrives in round `arrives`."""
+
+    update: ClientUpdate
+    sent: int
+    arrives: int
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What became of a question.
+
+    Attributes
+    ----------
+    values
+        In time, by client: what the question says it is answered with.
+    late
+        Answers that have arrived after their round, or will.
+    missing, refused
+        Who did not answer, and who gave an answer that cannot be used, with the reason.
+    enough
+        Whether there are as many as the transport's quorum wants.
+    uplink, downlink, messages
+        Bytes and messages that it took.
+    seconds
+        That the clients took.
+    """
+
+    values: Mapping[int, Any]
+    late: tuple[Late, ...] = ()
+    missing: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+    enough: bool = True
+    uplink: int = 0
+    downlink: int = 0
+    messages: int = 0
+    seconds: float = 0.0
+
+
+class Transport(Protocol):
+    """Carries questions to clients, and answers back. Knows nothing of rules."""
+
+    def ask(self, ask: Ask) -> Callable[[], Answers]:
+        """Send a question; the function that comes back waits for the answers."""
+        ...

@@ -1,0 +1,89 @@
+"""What is kept of a round: the one place that names its fields. History, results, TensorBoard and reports derive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from typing_extensions import Self
+
+WHOLE = {"series": False}  # a field that is no number per round: results.json puts it together in its own way
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, made for JSON.
+
+    Attributes
+    ----------
+    round
+        Its number; rounds of a warm-up count.
+    metric, averaged_metric
+        Of the model after the round, and of the mean of the last models; None where it was not evaluated.
+    loss
+        The clients' weighted mean at the model that was broadcast.
+    seconds
+        That clients and server took, evaluation aside.
+    uplink_bytes, downlink_bytes, trips, messages
+        All that went to the server and to the clients; how often clients were asked, and with how many messages.
+    rank, ranks, local_steps, clients
+        Mean and single ranks of the sketches, local steps, and the clients whose updates were used.
+    damping, step, trials, accepted
+        Of the server's step; how many were tried, and whether one was taken.
+    step_length, cosine_with_fedavg, effective_rank
+        See `fipa.Diagnostics`.
+    peak_memory_mib
+        Since the run began.
+    metrics
+        Weighted means of the numbers that clients reported of their own accord.
+    events
+        What happened to whom: `round`, `client` (None for the server) and `text`.
+    spectra
+        Eigenvalues of each client's sketch.
+    """
+
+    round: int
+    metric: float | None = None
+    averaged_metric: float | None = None
+    loss: float | None = None
+    seconds: float = 0.0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    trips: int = 0
+    messages: int = 0
+    rank: float = 0.0
+    ranks: tuple[int, ...] = ()
+    local_steps: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()
+    damping: float | None = None
+    step: float | None = None
+    trials: int = 0
+    accepted: bool = False
+    step_length: float = 0.0
+    cosine_with_fedavg: float | None = None
+    effective_rank: float | None = None
+    peak_memory_mib: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict, metadata=WHOLE)
+    events: tuple[dict[str, Any], ...] = field(default=(), metadata=WHOLE)
+    spectra: Mapping[str, list[float]] = field(default_factory=dict, metadata=WHOLE)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """From JSON; what an older version did not write has its default, what this one does not know is left out."""
+        lists = ("ranks", "local_steps", "clients", "events")
+        known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+        return cls(**known | {name: tuple(known[name] or ()) for name in lists if name in known})
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+SERIES = tuple(f.name for f in fields(RoundRecord) if f.name != "round" and f.metadata.get("series", True))
+
+
+def event(round_number: int, client: int | str | None, text: str) -> dict[str, Any]:
+    """Something that happened to a client, or to the server (None)."""
+    return {"round": round_number, "client": client, "text": text}
