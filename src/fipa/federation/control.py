@@ -8,14 +8,18 @@ rolls back and proposes a more careful step **from the updates it already has**:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
 from fipa.aggregation.rule import Result, Rule
 from fipa.errors import Diverged, FipaError
+from fipa.federation.messages import Answers, Ask
+
+T = TypeVar("T")
+Conversation = Generator[Ask, Answers, T]  # asks questions, is sent the answers, and ends with a T
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,14 @@ class Trial:
 
 
 SMALLEST, LARGEST = 1e-15, 1e15
+Propose = Callable[[Rule], Result[Tensor]]
+Probe = Callable[[Tensor], Conversation[float]]
+Follow = Callable[[Rule, Result[Tensor]], Conversation[tuple[Result[Tensor], float]]]
 
 
 def controlled(
-    control: StepControl,
-    rule: Rule,
-    value: float,
-    loss: float,
-    propose: Callable[[Rule], Result[Tensor]],
-    probe: Callable[[Tensor], float],
-    bend: Callable[[Rule, Result[Tensor]], tuple[Result[Tensor], float]] | None = None,
-) -> Trial:
+    control: StepControl, rule: Rule, value: float, loss: float, propose: Propose, probe: Probe, follow: Follow
+) -> Conversation[Trial]:
     """Propose steps until the clients' loss falls.
 
     Parameters
@@ -116,23 +117,25 @@ def controlled(
         Aggregates the round's updates by a rule.
     probe
         The same clients' loss at a proposed model.
-    bend
-        Adds a rule's second-order correction to its result; returns $2 |a| / |v|$ with it.
+    follow
+        Adds a rule's second-order correction to its result; ends with $2 |a| / |v|$ beside it.
     """
     if control.select == "best":
-        return _best(control, rule, loss, propose, probe)
+        return (yield from _best(control, rule, loss, propose, probe))
     name = control.parameter(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
     bold = control.boldness if name == "damping" else 1 / control.boldness
     most = LARGEST if name == "damping" else float(getattr(rule, name))
     settings: Any = rule
     for trial in range(1, control.trials + 1):
+        reached = math.inf
         try:
             tried = replace(settings, **{name: value})
             result, ratio = propose(tried), 0.0
-            if control.acceleration is not None and bend is not None:
-                result, ratio = bend(tried, result)
-            reached = probe(result.theta) if ratio <= (control.acceleration or math.inf) else math.inf
+            if control.acceleration is not None:
+                result, ratio = yield from follow(tried, result)
+            if ratio <= (control.acceleration or math.inf):
+                reached = yield from probe(result.theta)
         except Diverged:
             reached = math.inf
         if reached < loss:
@@ -141,13 +144,7 @@ def controlled(
     return Trial(None, value, used, control.trials)
 
 
-def _best(
-    control: StepControl,
-    rule: Rule,
-    loss: float,
-    propose: Callable[[Rule], Result[Tensor]],
-    probe: Callable[[Tensor], float],
-) -> Trial:
+def _best(control: StepControl, rule: Rule, loss: float, propose: Propose, probe: Probe) -> Conversation[Trial]:
     """From bold to careful, until the loss, once below where it began, rises again."""
     name, value = control.parameter(rule), control.start(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
@@ -157,7 +154,7 @@ def _best(
         trials += 1
         try:
             tried = propose(replace(settings, **{name: value}))
-            reached = probe(tried.theta)
+            reached = yield from probe(tried.theta)
         except Diverged:
             reached = math.inf
         if reached < best:

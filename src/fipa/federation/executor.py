@@ -25,9 +25,9 @@ from typing_extensions import Self
 from fipa.federation.focus import focus
 from fipa.federation.parameters import load_theta
 from fipa.federation.problem import Problem
-from fipa.federation.site import Order, Reply, Site
+from fipa.federation.site import Site
 
-Replies = Callable[[], tuple[list[Reply], float]]  # waits for clients; also tells how many seconds they took
+Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
 
 
@@ -70,17 +70,19 @@ class Executor:
         self._factory = factory
         self._pool: ProcessPoolExecutor | None = None
         self._workers = workers
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        if workers > 1:
-            self._pool = ProcessPoolExecutor(
-                workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(factory, threads),
-            )
+        self._threads = threads
+        self._threads_before = threads
 
     def __enter__(self) -> Self:
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        if self._workers > 1:
+            self._pool = ProcessPoolExecutor(
+                self._workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(self._factory, self._threads),
+            )
         return self
 
     def __exit__(
@@ -103,72 +105,36 @@ class Executor:
     def prepare(self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, bends: bool = False) -> None:
         """Start workers and build their sites before a clock runs."""
         for _ in range(1 if self._pool is None else 2 * self._workers):  # often enough that each worker gets some
-            self._map("prepare", scope, groups, theta, bends)
+            self.start("prepare", scope, groups, theta, bends)()
 
-    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Replies:
-        """Training and curvature, group by group; replies come in the order of the groups.
+    def start(
+        self, method: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any, here: bool = False
+    ) -> Rows:
+        """Call a method of the clients' site for each group; a row comes back for each client, in their order.
 
-        Workers begin at once, this process when it is asked for replies.
+        Workers begin at once, this process when it is asked for the rows; `here` is for work too small to send away.
         """
-        begun = time.perf_counter()
-        wait = self._start("work", scope, groups, order)
-
-        def replies() -> tuple[list[Reply], float]:
-            asked = time.perf_counter()
-            parts, ended = wait()
-            return [reply for part in parts for reply in part], ended - (begun if self._pool else asked)
-
-        return replies
-
-    def losses(
-        self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
-    ) -> list[float]:
-        """Clients' losses at a model on a round's data, in this process: too cheap to send away."""
-        site = self.site(scope)
-        return [loss for group in groups for loss in site.losses(group, theta, round_number)]
-
-    def gradients(
-        self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: Tensor, round_number: int = 0
-    ) -> Tensor:
-        """Clients' gradients at a model (M x p) on a round's data."""
-        return torch.cat(self._map("gradients", scope, groups, theta, round_number))
-
-    def bends(
-        self,
-        scope: Scope,
-        groups: Sequence[tuple[int, ...]],
-        theta: Tensor,
-        direction: Tensor,
-        round_number: int = 0,
-    ) -> Tensor:
-        """How clients' residuals bend along a step from a model (M x p)."""
-        return torch.cat(self._map("bends", scope, groups, theta, direction, round_number))
-
-    def _map(self, name: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any) -> list[Any]:
-        return self._start(name, scope, groups, *what)()[0]
-
-    def _start(
-        self, name: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any
-    ) -> Callable[[], tuple[list[Any], float]]:
-        """A function that waits for the answers; with it comes the time at which the last one was there."""
-        if self._pool is None:
-
-            def compute() -> tuple[list[Any], float]:
-                site = self.site(scope)
-                return [getattr(site, name)(group, *what) for group in groups], time.perf_counter()
-
-            return compute
-        payload = pickle.dumps(what)
-        ended = [time.perf_counter()]
-        futures = [self._pool.submit(_in_worker, name, scope, group, payload) for group in groups]
+        if here or self._pool is None:
+            return lambda: _timed(self.site(scope), method, groups, what)
+        begun, payload = time.perf_counter(), pickle.dumps(what)
+        ended = [begun]
+        futures = [self._pool.submit(_in_worker, method, scope, group, payload) for group in groups]
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
-        def wait() -> tuple[list[Any], float]:
-            answers = [pickle.loads(future.result()) for future in futures]
-            return answers, max(ended)
+        def rows() -> tuple[list[Any], float]:
+            parts = [pickle.loads(future.result()) for future in futures]
+            return [row for part in parts for row in part], max(ended) - begun
 
-        return wait
+        return rows
+
+
+def _timed(
+    site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any]
+) -> tuple[list[Any], float]:
+    begun = time.perf_counter()
+    rows = [row for group in groups for row in getattr(site, method)(group, *what)]
+    return rows, time.perf_counter() - begun
 
 
 _sites: dict[tuple[ProblemFactory, Scope], Site] = {}

@@ -18,8 +18,6 @@ from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan
 class Who:
     """Who is there? Answered with the clients' numbers of examples, or 1 where nobody knows them."""
 
-    name: ClassVar[str] = "who"
-
 
 @dataclass(frozen=True, eq=False)
 class Order:
@@ -47,7 +45,7 @@ class Order:
         Averaged tensors that are no parameters, by name (BatchNorm's statistics).
     """
 
-    name: ClassVar[str] = "train"
+    method: ClassVar[str] = "work"  # of `Site`, that answers
 
     round_number: int
     theta: Tensor
@@ -67,7 +65,7 @@ class Order:
 class Gradient:
     """The full gradient at a model. Answered with a tensor (p)."""
 
-    name: ClassVar[str] = "gradient"
+    method: ClassVar[str] = "gradients"
     theta: Tensor
 
 
@@ -75,7 +73,7 @@ class Gradient:
 class Loss:
     """The loss at a model. Answered with a number."""
 
-    name: ClassVar[str] = "loss"
+    method: ClassVar[str] = "losses"
     theta: Tensor
 
 
@@ -83,7 +81,7 @@ class Loss:
 class Bend:
     """How residuals bend along a step from a model, seen as a gradient. Answered with a tensor (p)."""
 
-    name: ClassVar[str] = "bend"
+    method: ClassVar[str] = "bends"
     theta: Tensor
     direction: Tensor
 

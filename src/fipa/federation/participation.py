@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -44,6 +44,28 @@ class Participation:
         weights = num_examples if self.kind == "weighted" else [1] * len(num_examples)
         chances = torch.tensor(weights, dtype=torch.float64)
         return sorted(torch.multinomial(chances, self.count, generator=generator).tolist())
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of those who are there, which may be more or fewer from round to round; all alike.
+
+    Parameters
+    ----------
+    fraction, least
+        So many of them, rounded down, but at least `least` and at most all.
+    """
+
+    fraction: float = 1.0
+    least: int = 1
+    kind: ClassVar[str] = "uniform"
+    count: ClassVar[None] = None
+
+    def select(self, num_examples: Sequence[int], seed: int, round_number: int) -> list[int]:
+        """The clients of this round, in order."""
+        there = len(num_examples)
+        count = min(there, max(int(there * self.fraction), self.least))
+        return Participation("uniform", count).select(num_examples, seed, round_number)
 
 
 @dataclass(frozen=True)

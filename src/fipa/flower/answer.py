@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.additive import AdditiveStatistics
-from fipa.curvature.covariance import InputCovariance
-from fipa.curvature.diagonal import DiagonalCurvature
-from fipa.curvature.rank import RelativeThreshold, TraceShare
-from fipa.curvature.sketch import Sketch
+from fipa.clients.rule import LocalRule
+from fipa.curvature.registry import kind_of
 from fipa.curvature.summary import CurvatureSummary
-from fipa.federation.plans import AdditivePlan, DiagonalPlan, SketchPlan
-from fipa.flower.codec import PayloadError, Precision, nbytes, pack, unpack
+from fipa.errors import SketchError
+from fipa.federation.messages import Loss, Order, Reply
+from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
 from fipa.flower.request import KEY, VERSION, Request, check_version
 from fipa.layout import Layout
+from fipa.randomness import seed_for
 
-UPDATE, CURVATURE, BUFFERS, METRICS = "update", "curvature", "buffers", "metrics"
-UNIT = 0.05  # how far a column of eigenvectors may be from length 1: int8 takes a little
+UPDATE, CURVATURE, MESSAGE, BUFFERS, METRICS = "update", "curvature", "message", "buffers", "metrics"
+ANSWER = "answer"  # to a question that is no order: one tensor, or one number
+LONGEST = 10**4  # characters of a client's notes
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class Limits:
     nbytes
         Of all arrays together.
     norm
-        Of the update; None for ten times that of the parameters, or 10 if they are shorter than 1.
+        Of the update; None for ten times that of the parameters, or 10 if they are shorter than 1, and for
+        Gauss-Newton clients no limit but `curvature`.
     curvature
         Of the sum of the eigenvalues or of the diagonal, of the norms of additive statistics and covariances, and of
         the averaged buffers.
@@ -53,83 +53,82 @@ class Limits:
     curvature: float = 1e12
     examples: int = 10**7
 
+    def longest(self, theta: Tensor, local: LocalRule | None) -> float:
+        """The longest update of these parameters.
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What a client sends back, as the rest of the library knows it."""
+        That of a Gauss-Newton client may have any length: the server sees it through the client's curvature.
+        """
+        if self.norm is not None:
+            return self.norm
+        newton = local is not None and local.needs_curvature
+        return self.curvature if newton else 10 * max(1.0, float(theta.norm()))
 
-    update: ClientUpdate
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
 
-
-def encode(request: Request, answer: Answer) -> RecordDict:
-    """The content of a reply; the update is flat."""
-    update, curvature = answer.update, ArrayRecord()
-    about: dict[str, Any] = {}
-    kind, summary = "none", update.sketch
+def encode(request: Request, reply: Reply) -> RecordDict:
+    """The reply to an order as it travels; the update is flat."""
+    update, summary = reply.update, reply.update.sketch
     assert isinstance(update.delta, Tensor)
-    if isinstance(summary, Sketch):
-        kind, about = "sketch", {"loss": summary.loss, "trace": summary.trace}
-    elif isinstance(summary, AdditiveStatistics):
-        kind, about = "additive", {"test-seed": summary.test_seed}
-    elif isinstance(summary, DiagonalCurvature):
-        kind = "diagonal"
-    elif isinstance(summary, InputCovariance):
-        kind, about = "covariance", {"biases": {weight: bias for weight, (bias, _) in summary.layers.items()}}
-    if isinstance(summary, InputCovariance):
-        precision: Precision = "bfloat16" if request.precision == "int8" else request.precision  # stays symmetric
-        curvature = pack({weight: matrix for weight, (_, matrix) in summary.layers.items()}, precision)
-    elif summary is not None:
-        tensors = {name: t for name, t in summary.tensors().items() if name != "delta"}  # which travels anyway
-        curvature = pack(tensors, request.precision)
+    about, curvature = {} if summary is None else summary.about(), ArrayRecord()
+    if summary is not None:
+        curvature = pack(summary.sent(), rougher(request.precision, summary.roughest))
     head: dict[str, Any] = {
-        "version": VERSION, "round": request.round_number, "client": request.client, "curvature": kind,
-        "num-examples": int(update.num_examples), "about": json.dumps(about),
+        "version": VERSION, "round": request.round_number, "client": request.client,
+        "curvature": kind_of(request.plan), "num-examples": int(update.num_examples), "about": json.dumps(about),
+        "local-steps": int(reply.local_steps), "notes": json.dumps(reply.notes), "remembers": reply.memory is not None,
     }  # fmt: skip
+    if reply.loss is not None:
+        head["loss"] = float(reply.loss)
     return RecordDict(
         {
             KEY: ConfigRecord(head), UPDATE: pack({"delta": update.delta}), CURVATURE: curvature,
-            BUFFERS: pack(answer.buffers), METRICS: MetricRecord(dict(answer.metrics)),
+            MESSAGE: pack(dict(reply.message)), BUFFERS: pack(dict(reply.buffers)),
+            METRICS: MetricRecord(dict(reply.metrics)),
         }
     )  # fmt: skip
 
 
-def decode(
-    content: RecordDict,
-    request: Request,
-    layout: Layout,
-    theta: Tensor,
-    buffers: Mapping[str, tuple[int, ...]],
-    limits: Limits,
-) -> Answer:
-    """Read and check the reply to a request. Whatever is wrong with it is a `PayloadError`."""
-    head = _record(content, KEY, ConfigRecord)
-    check_version(head)
-    for key, expected in (("round", request.round_number), ("client", request.client)):
-        if type(head.get(key)) is not int or head[key] != expected:  # True and 1.0 are equal to 1
-            raise PayloadError(f"is of {key} {head.get(key)!r}, expected {expected}")
-    examples = head.get("num-examples")
-    if not isinstance(examples, int) or isinstance(examples, bool) or not 0 < examples <= limits.examples:
-        raise PayloadError(f"has num-examples = {examples!r}, expected 1 to {limits.examples}")
-    arrays = [_record(content, key, ArrayRecord) for key in (UPDATE, CURVATURE, BUFFERS)]
-    size = nbytes(*arrays)
-    if size > limits.nbytes:
-        raise PayloadError(f"has {size} bytes, more than the limit of {limits.nbytes}")
-    delta = unpack(arrays[0], {"delta": (layout.numel,)}, theta.dtype)["delta"]
-    _check_size("update", delta.norm(), 10 * max(1.0, float(theta.norm())) if limits.norm is None else limits.norm)
-    others = unpack(arrays[2], buffers, theta.dtype)
-    for name, tensor in others.items():
-        _check_size(f"buffer {name!r}", tensor.abs().sum(), limits.curvature)
-        if name.endswith("running_var") and bool((tensor < 0).any()):
-            raise PayloadError(f"has a negative variance in {name!r}")
-    try:
-        about = json.loads(str(head.get("about")))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise PayloadError("has no readable note about its curvature") from error
-    summary = _curvature(head.get("curvature"), about, arrays[1], request, layout, delta, examples, limits)
-    metrics = finite_numbers(_record(content, METRICS, MetricRecord))
-    return Answer(ClientUpdate(delta, examples, summary, request.client), others, metrics)
+def encode_value(request: Request, value: Tensor | float) -> RecordDict:
+    """The reply to another question as it travels."""
+    head: dict[str, Any] = {"version": VERSION, "round": request.round_number, "client": request.client}
+    if isinstance(value, Tensor):
+        return RecordDict({KEY: ConfigRecord(head), ANSWER: pack({ANSWER: value})})
+    return RecordDict({KEY: ConfigRecord(head | {ANSWER: float(value)})})
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What answers must fit.
+
+    Parameters
+    ----------
+    layout, theta
+        The parameters, and their present values.
+    buffers
+        Shapes of the tensors that are averaged.
+    limits
+        Of their sizes.
+    """
+
+    layout: Layout
+    theta: Tensor
+    buffers: Mapping[str, tuple[int, ...]]
+    limits: Limits
+
+
+def decode(content: RecordDict, request: Request, expected: Expected) -> Reply | Tensor | float:
+    """Read and check the answer to a request. Whatever is wrong with it is a `PayloadError`."""
+    head = _head(content, request)
+    size = nbytes(*content.array_records.values())
+    if size > expected.limits.nbytes:
+        raise PayloadError(f"has {size} bytes, more than the limit of {expected.limits.nbytes} (Limits.nbytes)")
+    if request.method == Order.method:
+        return _reply(content, head, request, expected)
+    if request.method == Loss.method:
+        return _number(head, ANSWER)
+    arrays = _record(content, ANSWER, ArrayRecord)
+    value = unpack(arrays, {ANSWER: (expected.layout.numel,)}, expected.theta.dtype)[ANSWER]
+    _check_size("gradient", value.norm(), expected.limits.curvature)
+    return value
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -139,85 +138,98 @@ def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def _head(content: RecordDict, request: Request) -> Any:
+    head = _record(content, KEY, ConfigRecord)
+    check_version(head)
+    for key, wanted in (("round", request.round_number), ("client", request.client)):
+        if type(head.get(key)) is not int or head[key] != wanted:  # True and 1.0 are equal to 1
+            raise PayloadError(f"is of {key} {head.get(key)!r}, expected {wanted}")
+    return head
+
+
+def _reply(content: RecordDict, head: Any, request: Request, expected: Expected) -> Reply:
+    limits, theta, p = expected.limits, expected.theta, expected.layout.numel
+    examples, steps = head.get("num-examples"), head.get("local-steps")
+    if not isinstance(examples, int) or isinstance(examples, bool) or not 0 < examples <= limits.examples:
+        raise PayloadError(f"has num-examples = {examples!r}, expected 1 to {limits.examples} (Limits.examples)")
+    if type(steps) is not int or not 0 <= steps < 2**31:
+        raise PayloadError(f"has local-steps = {steps!r}, expected a number of steps")
+    delta = unpack(_record(content, UPDATE, ArrayRecord), {"delta": (p,)}, theta.dtype)["delta"]
+    _check_size("update", delta.norm(), limits.longest(theta, request.local))
+    buffers = unpack(_record(content, BUFFERS, ArrayRecord), expected.buffers, theta.dtype)
+    for name, tensor in buffers.items():
+        _check_size(f"buffer {name!r}", tensor.abs().sum(), limits.curvature)
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise PayloadError(f"has a negative variance in {name!r}")
+    told = dict.fromkeys(() if request.local is None else request.local.tells, (p,))
+    message = unpack(_record(content, MESSAGE, ArrayRecord), told, theta.dtype)
+    for name, tensor in message.items():
+        _check_size(name, tensor.norm(), limits.curvature)
+    summary = _curvature(content, head, request, expected, delta, examples)
+    notes = _json(head, "notes", list)
+    return Reply(
+        ClientUpdate(delta, examples, summary, request.client),
+        None if "loss" not in head else _number(head, "loss"),
+        steps,
+        tuple(note for note in notes if isinstance(note, str) and len(note) < LONGEST),
+        message,
+        request.round_number if head.get("remembers") is True else None,  # it is with the client, by this number
+        buffers,
+        finite_numbers(_record(content, METRICS, MetricRecord)),
+    )
+
+
 def _curvature(
-    kind: Any,
-    about: Any,
-    arrays: ArrayRecord,
-    request: Request,
-    layout: Layout,
-    delta: Tensor,
-    examples: int,
-    limits: Limits,
+    content: RecordDict, head: Any, request: Request, expected: Expected, delta: Tensor, examples: int
 ) -> CurvatureSummary | None:
-    plan, dtype, p = request.plan, delta.dtype, layout.numel
-    if kind != request.kind or not isinstance(about, dict):
-        raise PayloadError(f"has a curvature of kind {kind!r}, expected {request.kind!r}")
+    arrays, plan, about = _record(content, CURVATURE, ArrayRecord), request.plan, _json(head, "about", dict)
+    if head.get("curvature") != kind_of(plan):
+        raise PayloadError(f"has a curvature of kind {head.get('curvature')!r}, expected {kind_of(plan)!r}")
     if plan is None:
-        unpack(arrays, {}, dtype)
+        unpack(arrays, {}, delta.dtype)
         return None
-    summary: CurvatureSummary
-    if isinstance(plan, SketchPlan):
-        shape = arrays["eigenvalues"].shape if "eigenvalues" in arrays else ()
-        rank, most = shape[0] if len(shape) == 1 else -1, _most(plan, limits)
-        if rank < 0 or (most is not None and rank > most):
-            raise PayloadError(f"has eigenvalues of shape {tuple(shape)}, expected at most {most}")
-        tensors = unpack(arrays, {"eigenvectors": (p, rank), "eigenvalues": (rank,)}, dtype)
-        lengths = torch.linalg.vector_norm(tensors["eigenvectors"], dim=0)
-        if not bool(((lengths - 1).abs() <= UNIT).all()):
-            raise PayloadError("has eigenvectors that are not of length 1")
-        trace = about.get("trace")
-        summary = Sketch(
-            **tensors, layout=layout, loss=str(about.get("loss")), num_examples=examples,
-            trace=float(trace) if isinstance(trace, int | float) else math.nan,
-        )  # fmt: skip
-        _check_size("curvature", summary.eigenvalues.sum(), limits.curvature)
-    elif isinstance(plan, AdditivePlan):
-        if about.get("test-seed") != request.test_seed:
-            raise PayloadError(f"used the test matrix of seed {about.get('test-seed')!r}, not {request.test_seed}")
-        tensors = unpack(arrays, {"products": (p, plan.width), "response": (p,)}, dtype)
-        summary = AdditiveStatistics(
-            **tensors, delta=delta, num_examples=examples, test_seed=request.test_seed, layout=layout
-        )
-        for name, tensor in tensors.items():
-            _check_size(name, tensor.norm(), limits.curvature)
-    elif isinstance(plan, DiagonalPlan):
-        summary = DiagonalCurvature(unpack(arrays, {"values": (p,)}, dtype)["values"], layout, examples)
-        _check_size("curvature", summary.values.abs().sum(), limits.curvature)
-    else:
-        summary = _covariances(about.get("biases"), arrays, layout, dtype, examples, limits)
-    problem = summary.problem(p)
+    plan, layout = plan.at_most(expected.limits.rank), expected.layout
+    try:
+        found = {name: tuple(array.shape) for name, array in arrays.items()}
+        shapes = plan.makes.expected(plan, layout, about, found)
+        tensors = unpack(arrays, shapes, delta.dtype)
+        shared_seed = seed_for(request.seed, "test matrix", request.round_number)
+        summary = plan.makes.restore(tensors, about, plan, layout, examples, delta, shared_seed)
+    except SketchError as error:
+        raise PayloadError(str(error)) from error
+    for name, size in summary.sizes().items():
+        _check_size(name, size, expected.limits.curvature)
+    problem = summary.problem(layout.numel)
     if problem:
         raise PayloadError(problem)
     return summary
 
 
-def _covariances(
-    biases: Any, arrays: ArrayRecord, layout: Layout, dtype: torch.dtype, examples: int, limits: Limits
-) -> InputCovariance:
-    shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    if not isinstance(biases, dict) or not all(w in shapes and (b is None or b in shapes) for w, b in biases.items()):
-        raise PayloadError("has covariances of parameters that nobody asked for")
-    if not all(b is None or shapes[b] == shapes[w][:1] for w, b in biases.items()):
-        raise PayloadError("has the bias of one layer with the covariance of another")
-    sides = {weight: math.prod(shapes[weight][1:]) + (bias is not None) for weight, bias in biases.items()}
-    tensors = unpack(arrays, {weight: (side, side) for weight, side in sides.items()}, dtype)
-    for weight, tensor in tensors.items():
-        _check_size(f"covariance of {weight}", tensor.norm(), limits.curvature)
-    return InputCovariance({weight: (biases[weight], tensors[weight]) for weight in biases}, layout, examples)
+def _json(head: Any, key: str, kind: type[Any]) -> Any:
+    try:
+        value = json.loads(str(head.get(key)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise PayloadError(f"has no readable {key!r}") from error
+    if not isinstance(value, kind):
+        raise PayloadError(f"has a {type(value).__name__} as its {key!r}")
+    return value
 
 
-def _most(plan: SketchPlan, limits: Limits) -> int | None:
-    """Eigenpairs that a sketch may have."""
-    asked = plan.rank.max_rank if isinstance(plan.rank, RelativeThreshold | TraceShare) else plan.rank
-    caps = [cap for cap in (asked, limits.rank) if cap is not None]
-    return min(caps) if caps else None
+def _number(head: Any, key: str) -> float:
+    value = head.get(key)
+    if type(value) is not float or not math.isfinite(value):
+        raise PayloadError(f"has {key} = {value!r}, expected a finite number")
+    return value
 
 
 def _check_size(name: str, size: Tensor, limit: float) -> None:
     if not bool(size.isfinite()):
         raise PayloadError(f"has NaN or infinity in its {name}")
     if float(size) > limit:
-        raise PayloadError(f"has a {name} of size {float(size):.3g}, more than the limit of {limit:.3g}")
+        raise PayloadError(
+            f"has a {name} of size {float(size):.3g}, more than the limit of {limit:.3g}: if that is right, raise "
+            f"FIPA(limits=Limits({'norm' if name == 'update' else 'curvature'}=...))"
+        )
 
 
 def _record(content: RecordDict, key: str, kind: type[Any]) -> Any:

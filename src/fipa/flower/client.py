@@ -1,7 +1,8 @@
-"""An existing Flower ClientApp as a client of `fipa.flower.FIPA`, in three lines.
+"""A Flower ClientApp as a client of `fipa.flower.FIPA`, in three lines.
 
-Make it with `app = fipa.flower.client(ClientApp())`, and end its train function, after the training, with
-`return fipa.flower.reply(message, context, model, trainloader, {"train_loss": loss})`.
+With training of its own: make it with `app = fipa.flower.client(ClientApp())`, and end its train function, after the
+training, with `return fipa.flower.reply(message, context, model, trainloader, {"train_loss": loss})`.
+Without: `app = fipa.flower.client(ClientApp(), objective=lambda context: (model, data, loss))`.
 """
 
 from __future__ import annotations
@@ -20,22 +21,42 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvatureSummary
 from fipa.curvature.terms import LossName
 from fipa.errors import FipaError
-from fipa.federation.plans import AdditivePlan
-from fipa.flower.answer import Answer, encode
-from fipa.flower.masked import MASKED, SECURE, answered, masked
-from fipa.flower.request import KEY, Request
+from fipa.curvature.summary import Occasion
+from fipa.federation.messages import Reply
+from fipa.flower.answer import encode
+from fipa.flower.masked import MASKED, SECURE, masked
+from fipa.flower.masked import answered as answered_masked
+from fipa.flower.node import Objective, SiteOf, answered, site_by
+from fipa.flower.request import FIPA_ACTION, KEY, WHO, Request
 from fipa.layout import Layout
+from fipa.randomness import seed_for
 
-WHO = "fipa"  # action of the query that asks who a node is
 ARRAYS = "arrays"
 EXAMPLES = "num-examples"
 
 
-def client(app: ClientApp) -> ClientApp:
-    """Let an app tell the server which partition it holds, and take part in masked sums.
+def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteOf | None = None) -> ClientApp:
+    """Let an app take part in FIPA.
 
-    Clients are drawn and added up in the order of their partitions.
+    It tells the server which partition it holds, since clients are drawn and added up in that order, and takes part in
+    masked sums. With an objective it needs no train function: it answers all that any rule, its step control and its
+    acceleration want to know.
+
+    Parameters
+    ----------
+    objective
+        `objective(context)` returns this node's `(model, data)` or `(model, data, loss)`, data and loss as for
+        `fipa.sketch`. `FIPA(local=...)` on the server says how to train on them.
+    site_of
+        Instead of it, what makes a whole `Site` (see `fipa.flower.node`).
+
+    Examples
+    --------
+    >>> model, x, y = nn.Linear(4, 3), torch.randn(20, 4), torch.randint(3, (20,))
+    >>> app = client(ClientApp(), objective=lambda context: (model, (x, y), "cross_entropy"))
     """
+    if objective is not None:
+        site_of = site_by(objective)
 
     @app.query(WHO)
     def who(message: Message, context: Context) -> Message:
@@ -46,9 +67,26 @@ def client(app: ClientApp) -> ClientApp:
 
     @app.query(MASKED)
     def exchange(message: Message, context: Context) -> Message:
-        return Message(answered(message.content, context), reply_to=message)
+        return Message(answered_masked(message.content, context), reply_to=message)
+
+    @app.query(FIPA_ACTION)
+    def query(message: Message, context: Context) -> Message:
+        return _by_site(message, context, site_of)
+
+    @app.train(FIPA_ACTION)
+    def train(message: Message, context: Context) -> Message:
+        return _by_site(message, context, site_of)
 
     return app
+
+
+def _by_site(message: Message, context: Context, site_of: SiteOf | None) -> Message:
+    if site_of is None:
+        raise FipaError(
+            "the server wants to train and judge by this node's objective, and the app has none: make it with "
+            "fipa.flower.client(ClientApp(), objective=...), or leave local rule and step control out of FIPA(...)"
+        )
+    return answered(message, context, site_of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,16 +138,14 @@ def reply(
         return Message(masked(message.content, context, summary, buffers), reply_to=message)
     update = ClientUpdate(delta, int(count), summary, request.client)
     numbers = {name: value for name, value in metrics.items() if name != EXAMPLES}
-    return Message(encode(request, Answer(update, buffers, numbers)), reply_to=message)
+    return Message(encode(request, Reply(update, buffers=buffers, metrics=numbers)), reply_to=message)
 
 
 def curvature(request: Request, model: nn.Module, layout: Layout, data: Data, delta: Tensor) -> CurvatureSummary | None:
     """What a request wants to know, at the model's present parameters."""
-    if request.plan is None:
-        return None
-    if isinstance(request.plan, AdditivePlan):
-        return request.plan.compute(model, layout, data, request.seed, delta, request.test_seed)
-    return request.plan.compute(model, layout, data, request.seed)
+    k, plan = request.round_number, request.plan
+    own, shared = seed_for(request.seed, "sketch", k, request.client), seed_for(request.seed, "test matrix", k)
+    return None if plan is None else plan.compute(model, layout, data, Occasion(own, shared, delta))
 
 
 def _delta(model: nn.Module, before: Mapping[str, Tensor], names: tuple[str, ...]) -> tuple[Layout, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fipa.errors import FipaError
 
 Precision = Literal["float32", "bfloat16", "int8"]
-ROWS, COLUMNS = "fipa.rows", "fipa.columns"  # what follows what in memory: products of matrices depend on it, by a bit
+ROWS = "fipa.rows"  # how numbers follow each other
 SCALE = ".scale"  # after the name of an array: the scales of its columns, block by block
 BLOCK = 1024  # entries of a column that share a scale
 WORDS: dict[str, np.dtype[Any]] = {
@@ -28,6 +28,10 @@ WORDS: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<i2"),
     "int8": np.dtype("i1"),
 }
+OTHERS: dict[str, np.dtype[Any]] = {  # what a model may hold besides: never part of an answer
+    "int64": np.dtype("<i8"), "int32": np.dtype("<i4"), "uint8": np.dtype("u1"), "bool": np.dtype("?"),
+    "float16": np.dtype("<f2"),
+}  # fmt: skip
 
 
 class PayloadError(FipaError):
@@ -78,6 +82,17 @@ def unpack(record: ArrayRecord, shapes: Mapping[str, tuple[int | None, ...]], dt
     return tensors
 
 
+def tensors_in(record: ArrayRecord) -> dict[str, Tensor]:
+    """All tensors that `pack` put into a record of our own, as they were."""
+    return {name: _tensor(name, array, tuple(array.shape), WORDS | OTHERS) for name, array in record.items()}
+
+
+def rougher(wanted: Precision, roughest: str) -> Precision:
+    """The precision that is wanted, or the roughest one that is allowed if that is finer."""
+    order = get_args(Precision)
+    return order[min(order.index(wanted), order.index(roughest))]
+
+
 def nbytes(*records: ArrayRecord) -> int:
     """Bytes of all arrays as they travel."""
     return sum(len(array.data) for record in records for array in record.values())
@@ -90,31 +105,33 @@ def _spread(scale: Tensor, rows: int) -> Tensor:
 
 def _raw(tensor: Tensor) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in WORDS:
+    kinds = WORDS | OTHERS
+    if name not in kinds:
         raise FipaError(f"tensors of {tensor.dtype} cannot be sent: convert the model to float32 or float64")
-    by_columns = tensor.dim() == 2 and tensor.stride(0) == 1 and not tensor.is_contiguous()
-    words = (tensor.T if by_columns else tensor).detach().cpu().contiguous()
+    words = tensor.detach().cpu().contiguous()
     words = words.view(torch.int16) if tensor.dtype == torch.bfloat16 else words
-    data = words.numpy().astype(WORDS[name], copy=False).tobytes()
-    return Array(dtype=name, shape=tuple(tensor.shape), stype=COLUMNS if by_columns else ROWS, data=data)
+    data = words.numpy().astype(kinds[name], copy=False).tobytes()
+    return Array(dtype=name, shape=tuple(tensor.shape), stype=ROWS, data=data)
 
 
-def _tensor(name: str, array: Array, shape: tuple[int | None, ...]) -> Tensor:
-    if array.stype not in (ROWS, COLUMNS) or array.dtype not in WORDS:
+def _tensor(
+    name: str, array: Array, shape: tuple[int | None, ...], words: Mapping[str, np.dtype[Any]] = WORDS
+) -> Tensor:
+    if array.stype != ROWS or array.dtype not in words:
         raise PayloadError(f"has {name!r} in the format {array.stype!r} of {array.dtype!r}, expected {ROWS!r}")
     fits = len(array.shape) == len(shape) and all(
         have >= 0 and want in (None, have) for have, want in zip(array.shape, shape, strict=True)
     )
     if not fits:
         raise PayloadError(f"has {name!r} of shape {tuple(array.shape)}, expected {_shown(shape)}")
-    word = WORDS[array.dtype]
+    word = words[array.dtype]
     if len(array.data) != math.prod(array.shape) * word.itemsize:
         raise PayloadError(f"has {len(array.data)} bytes for {name!r} of shape {tuple(array.shape)} and {array.dtype}")
-    numbers = torch.from_numpy(np.frombuffer(bytearray(array.data), word).astype(word.newbyteorder("="), copy=False))
-    numbers = numbers.view(torch.bfloat16) if array.dtype == "bfloat16" else numbers
-    if array.stype == COLUMNS:
-        return numbers.reshape(array.shape[::-1]).permute(*range(len(array.shape) - 1, -1, -1))
-    return numbers.reshape(array.shape)
+    kind: torch.dtype = getattr(torch, array.dtype)
+    numbers = torch.empty(array.shape, dtype=kind)  # memory of torch's own: what follows depends on its alignment
+    filled = numbers.view(torch.int16) if kind is torch.bfloat16 else numbers
+    filled.numpy().reshape(-1)[:] = np.frombuffer(array.data, word)
+    return numbers
 
 
 def _shown(shape: tuple[int | None, ...]) -> str:

@@ -16,7 +16,7 @@ from fipa.federation.executor import Executor
 from fipa.federation.parameters import load_theta
 from fipa.flower.deployment import Deployment
 
-EXPERIMENT, ARM = "demo", "FIPA completed"
+EXPERIMENT, ARM = "demo", "FIPA controlled"
 FILES = {
     "pyproject.toml": """\
 [project]

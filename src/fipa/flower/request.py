@@ -1,73 +1,90 @@
-"""What the server asks of a client, as it travels."""
+"""A question to one client as it travels: a header of plain settings beside the tensors."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
 
-from fipa.curvature.rank import RelativeThreshold, TraceShare
-from fipa.federation.plans import AdditivePlan, CovariancePlan, DiagonalPlan, Plan, SketchPlan
-from fipa.flower.codec import PayloadError, Precision
+from fipa.clients.registry import decode_rule, encode_rule
+from fipa.clients.rule import LocalRule
+from fipa.curvature.registry import kind_of, plan_of
+from fipa.curvature.registry import settings_of as settings_of_plan
+from fipa.curvature.summary import CurvaturePlan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
+from fipa.federation.messages import Bend, Gradient, Loss, Order
+from fipa.flower.codec import PayloadError, Precision, pack, unpack
+from fipa.layout import Layout
 
-VERSION = 1
-KEY = "fipa"  # of the record, in messages and replies
-PLANS: dict[str, type[Any]] = {
-    "sketch": SketchPlan, "additive": AdditivePlan, "diagonal": DiagonalPlan, "covariance": CovariancePlan
-}  # fmt: skip
-RANKS: dict[str, type[Any]] = {"RelativeThreshold": RelativeThreshold, "TraceShare": TraceShare}
+VERSION = 2
+KEY = "fipa"  # of the header, in messages and replies
+TENSORS, SHARED, FRAME = "tensors", "shared", "frame"
+WHO = "fipa_who"  # action of the query that asks who a node is
+FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
+QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, Bend)}
+Asked = Order | Gradient | Loss | Bend
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the server wants of a client, next to the parameters.
+    """What the server wants of a client, next to the tensors.
 
     Parameters
     ----------
+    method
+        The question, by the method of `Site` that answers it.
     round_number, client
         Which round this is, and who is asked, by partition id.
+    seed
+        Of the run: all random numbers come from it, the round, the client and their purpose.
     params
         Names of the parameters that are trained, sketched and sent.
-    plan
-        What to tell about the curvature; None for nothing.
     precision
         Of matrices on their way to the server.
-    seed, test_seed
-        Of this client's random numbers, and of the test matrix that all clients of the round share.
-    lr_scale
-        Factor for the client's learning rate.
     buffers
         Names of the arrays that are averaged instead of trained.
+    frame
+        Checksum of all other arrays, which a client that lacks them is sent once.
+    memory
+        The round whose memory of this client holds; None if it has none.
+    order
+        Settings of an `Order`.
     """
 
+    method: str
     round_number: int
     client: int
-    params: tuple[str, ...]
-    plan: Plan | None = None
-    precision: Precision = "float32"
     seed: int = 0
-    test_seed: int = 0
-    lr_scale: float = 1.0
+    params: tuple[str, ...] = ()
+    precision: Precision = "float32"
     buffers: tuple[str, ...] = ()
+    frame: str = ""
+    memory: int | None = None
+    order: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
-        """Of the curvature that is asked for."""
-        return next((kind for kind, cls in PLANS.items() if isinstance(self.plan, cls)), "none")
+    def plan(self) -> CurvaturePlan | None:
+        """What to tell about the curvature; None for nothing."""
+        kind, settings = self.order.get("plan", ("none", {}))
+        return plan_of(kind, settings)
+
+    @property
+    def local(self) -> LocalRule | None:
+        """How to train; None leaves that to the client."""
+        rule = self.order.get("local")
+        return None if rule is None else decode_rule(rule)
+
+    @property
+    def lr_scale(self) -> float:
+        """Factor for the client's learning rate."""
+        return float(self.order.get("lr_scale", 1.0))
 
     def record(self) -> ConfigRecord:
         """As it travels."""
-        settings = {} if self.plan is None else {name: _plain(value) for name, value in vars(self.plan).items()}
-        return ConfigRecord(
-            {
-                "version": VERSION, "round": self.round_number, "client": self.client, "params": list(self.params),
-                "curvature": self.kind, "settings": json.dumps(settings), "precision": self.precision,
-                "seed": self.seed, "test-seed": self.test_seed, "lr-scale": self.lr_scale,
-                "buffers": list(self.buffers),
-            }
-        )  # fmt: skip
+        return ConfigRecord({"version": VERSION, "request": json.dumps(vars(self))})
 
     @classmethod
     def of(cls, content: RecordDict) -> Request:
@@ -76,21 +93,63 @@ class Request:
             raise PayloadError("the message does not come from fipa.flower.FIPA: use that strategy in the ServerApp")
         record: Any = content[KEY]
         check_version(record)
-        kind, settings = record["curvature"], json.loads(record["settings"])
-        if kind not in (*PLANS, "none"):
-            raise PayloadError(f"asks for a curvature {kind!r} that this version does not know: update fipa here")
-        if isinstance(settings.get("rank"), list):
-            name, values = settings["rank"]
-            settings["rank"] = RANKS[name](**values)
-        plan = None if kind == "none" else PLANS[kind](**settings)
-        return cls(
-            record["round"], record["client"], tuple(record["params"]), plan, record["precision"], record["seed"],
-            record["test-seed"], record["lr-scale"], tuple(record["buffers"]),
-        )  # fmt: skip
+        settings = json.loads(record["request"])
+        return cls(**settings | {name: tuple(settings[name]) for name in ("params", "buffers")})
 
 
-def _plain(value: Any) -> Any:
-    return [type(value).__name__, asdict(value)] if is_dataclass(value) and not isinstance(value, type) else value
+def settings_of(order: Order) -> dict[str, Any]:
+    """Of an order, all but its tensors, as JSON has them."""
+    plain: dict[str, Any] = {
+        "lr_scale": order.lr_scale, "floor": order.floor, "gradient_norm": order.gradient_norm,
+        "local": None if order.local is None else encode_rule(order.local),
+        "plan": (kind_of(order.plan), settings_of_plan(order.plan)),
+    }  # fmt: skip
+    for name in ("adaptive_rank", "adaptive_steps"):
+        value = getattr(order, name)
+        plain[name] = None if value is None else asdict(value)
+    return plain
+
+
+def tensors_of(question: Asked) -> dict[str, ArrayRecord]:
+    """The tensors of a question as they travel, by record."""
+    tensors = {"theta": question.theta}
+    if isinstance(question, Bend):
+        tensors["direction"] = question.direction
+    records = {TENSORS: pack(tensors)}
+    if isinstance(question, Order) and question.shared:
+        records[SHARED] = pack(dict(question.shared))
+    return records
+
+
+def question_of(request: Request, content: RecordDict, layout: Layout, like: Tensor, memory: Any) -> Asked:
+    """The question that a message holds; `memory` is what this client keeps of its last round."""
+    shape, kind = (layout.numel,), QUESTIONS.get(request.method)
+    arrays: Any = content.get(TENSORS)
+    if kind is None:
+        raise PayloadError(f"asks {request.method!r}, which this version does not know: update fipa here")
+    if not isinstance(arrays, ArrayRecord):
+        raise PayloadError("has no tensors: the strategy leaves training to the app, FIPA(local=...) would not")
+    if kind is Bend:
+        both = unpack(arrays, {"theta": shape, "direction": shape}, like.dtype)
+        return Bend(both["theta"], both["direction"])
+    theta = unpack(arrays, {"theta": shape}, like.dtype)["theta"]
+    if kind is not Order:
+        return kind(theta)
+    order, shared = request.order, content.array_records.get(SHARED)
+    rank, steps = order["adaptive_rank"], order["adaptive_steps"]
+    return Order(
+        request.round_number,
+        theta,
+        request.local,
+        request.lr_scale,
+        request.plan,
+        float(order["floor"]),
+        None if rank is None else AdaptiveRank(**rank),
+        None if steps is None else AdaptiveSteps(**steps),
+        order["gradient_norm"],
+        {} if shared is None else unpack(shared, dict.fromkeys(shared, shape), like.dtype),
+        {} if memory is None else {request.client: memory},
+    )
 
 
 def check_version(record: Any) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from logging import INFO, WARNING
+from typing import Protocol
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fipa.errors import FipaError
-from fipa.flower.client import WHO
-from fipa.flower.request import KEY
+from fipa.flower.request import KEY, WHO
 
 PAUSE = 0.1  # seconds between two looks for replies
 PATIENCE = 60.0  # seconds for a node to say who it is
@@ -85,33 +85,45 @@ class Roster:
                 log(WARNING, "make its app with fipa.flower.client(ClientApp())")
 
 
-def exchange(
-    grid: Grid,
-    messages: Sequence[Message],
-    enough: Callable[[Sequence[Message]], bool],
-    deadline: float | None,
-    timeout: float,
-    waiting: Sequence[str] = (),
-) -> tuple[list[Message], list[str]]:
-    """Send messages and collect the replies, also those to earlier messages that are still `waiting`.
+class Waits(Protocol):
+    """How long to wait for replies: see `fipa.flower.transport.Patience`."""
 
-    Ends when all messages have a reply, after `deadline` seconds if there are `enough` replies to them, and after
-    `timeout` in any case. Also returns the ids of the messages, in order.
-    """
-    begun = time.monotonic()
-    ids = list(grid.push_messages(messages))
+    deadline: float | None
+    grace: float
+    timeout: float
+
+    def enough(self, answered: int, asked: int) -> bool:
+        """Whether so many answers are a quorum."""
+
+
+def post(grid: Grid, messages: Sequence[Message]) -> list[str]:
+    """Send messages; their ids come back, in order."""
+    ids = list(grid.push_messages(messages)) if messages else []
     if len(ids) != len(messages):
         raise FipaError(f"Flower took {len(ids)} of {len(messages)} messages: are they too large for it?")
-    sent, missing, replies = set(ids), set(ids), list[Message]()
+    return ids
+
+
+def collect(grid: Grid, ids: Sequence[str], waits: Waits, waiting: Sequence[str] = ()) -> list[Message]:
+    """Replies to messages that were sent, also those to earlier ones that are still `waiting`.
+
+    Ends when all messages have a reply; after the deadline, when enough have one and the others have had their grace;
+    and after the timeout in any case.
+    """
+    begun = time.monotonic()
+    missing, replies, good, enough_since = set(ids), list[Message](), 0, None
     while True:
         for reply in grid.pull_messages([*sorted(missing), *waiting]):
+            name = reply.metadata.reply_to_message_id
             replies.append(reply)
-            missing.discard(reply.metadata.reply_to_message_id)
-            waiting = [name for name in waiting if name != reply.metadata.reply_to_message_id]
-        passed = time.monotonic() - begun
-        if not missing or passed > timeout:
-            return replies, ids
-        fresh = [reply for reply in replies if reply.metadata.reply_to_message_id in sent]
-        if deadline is not None and passed > deadline and enough(fresh):
-            return replies, ids
+            good += name in missing and not reply.has_error()
+            missing.discard(name)
+            waiting = [other for other in waiting if other != name]
+        now = time.monotonic()
+        if not missing or now - begun > waits.timeout:
+            return replies
+        if waits.deadline is not None and waits.enough(good, len(ids)):
+            enough_since = now if enough_since is None else enough_since
+            if now > max(begun + waits.deadline, enough_since + waits.grace):
+                return replies
         time.sleep(PAUSE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -16,48 +16,52 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
 
 import fipa
-from fipa.aggregation.rule import Rule, aggregator
-from fipa.aggregation.update import ClientUpdate
+from fipa.aggregation.rule import Rule
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.rule import LocalRule
+from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
-from fipa.federation.participation import Participation
-from fipa.federation.plans import Plan, plan_for
-from fipa.flower import checkpoint as checkpoints
-from fipa.flower.answer import Answer, Limits, finite_numbers
-from fipa.flower.checkpoint import Progress
-from fipa.flower.codec import Precision, check_precision, nbytes
-from fipa.flower.inbox import Expected, Inbox
-from fipa.flower.request import KEY, Request
-from fipa.flower.roster import Roster, exchange
+from fipa.federation.arm import Arm
+from fipa.federation.checkpoint import load_state, save_state
+from fipa.federation.control import StepControl
+from fipa.federation.coordinator import Coordinator, State, means
+from fipa.federation.engine import carry
+from fipa.federation.participation import Faults, Share
+from fipa.federation.record import RoundRecord, event
+from fipa.federation.stage import Stage, plan_for
+from fipa.flower.answer import Limits, finite_numbers
+from fipa.flower.codec import Precision, check_precision
+from fipa.flower.roster import Roster, collect, post
+from fipa.flower.transport import Cargo, FlowerTransport, Patience
 from fipa.layout import Layout, ParamSelection, selected
 from fipa.randomness import seed_for
 
 BUFFERS = ("running_mean", "running_var")  # of BatchNorm: averaged, not trained
 TRAIN, EVALUATE, CENTRAL = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What happens in a round: the server's rule, what clients tell of their curvature, and how fast they learn."""
-
-    rule: Rule
-    plan: Plan | None
-    lr_scale: float = 1.0
-    since: int = 1  # round in which it began: what another rule remembered before is of no use
+OURS = ("configure_train", "aggregate_train")  # of Flower's strategies, which a coordinator does instead
+KEPT = 10_000  # events
+FLOOR = 0.01
 
 
 class FIPA(FedAvg):
     """Fisher-informed aggregation, or any other rule of `fipa`, in the place of Flower's `FedAvg`.
 
-    Clients answer with `fipa.flower.reply`, and their apps are made with `fipa.flower.client`.
+    Clients are apps made with `fipa.flower.client`. Those that train by themselves answer with `fipa.flower.reply`; those
+    that have an objective are told how to train by `local`, and can judge the server's steps.
 
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=0.5, step=0.25)`.
+        Default: `fipa.CompletedFIPA(damping=0.5, step=0.25)`; with Gauss-Newton clients `fipa.FIPA(floor=0.01)`.
+    local
+        How clients with an objective train: `fipa.GaussNewton()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
         What clients tell of their curvature; by default what the rule needs, sketches of rank 20.
-    warmup_rounds, warmup_rule
-        So many rounds with that rule, `fipa.FedAvg()`, first.
+    control
+        Adapts damping or step to the loss that clients report of a proposed model. Default with Gauss-Newton clients:
+        `fipa.StepControl(select="best", initial=0.01)`, else none; `False` for none.
+    warmup_rounds, warmup_rule, warmup_local
+        So many rounds with that rule, `fipa.FedAvg()`, and that training first.
     lr_scale
         Factor for the clients' learning rate after the warm-up: `message.content["config"]["lr-scale"]`.
     params
@@ -65,9 +69,9 @@ class FIPA(FedAvg):
         statistics of BatchNorm, which are averaged.
     precision
         Of matrices on their way to the server: `"float32"`, `"bfloat16"` or `"int8"`.
-    deadline, quorum
-        A round goes on after so many seconds if that share of its clients has answered. Without a deadline it waits
-        for all of them, up to the `timeout` of `start`.
+    deadline, quorum, grace
+        A question is closed after so many seconds if that share of the clients asked has answered, and the others have
+        had so many seconds of grace since. Without a deadline it waits for all of them, up to the `timeout` of `start`.
     late
         A late answer counts in a later round, with the sketch it was made with, and its weight times this to the
         power of its age in rounds; None for not at all.
@@ -76,59 +80,83 @@ class FIPA(FedAvg):
     seed
         Of all choices: the same seed gives the same run, whatever the nodes' ids and the order of their replies.
     checkpoint
-        File for the state after every round. If it is there already, `start` goes on from it.
+        File for the state after every round. If it is there already, `start` resumes from it.
+    arm
+        Stages and participation all at once, as experiments have them, in the place of the settings above.
     **settings
         Of Flower's `FedAvg`: `fraction_train`, `min_available_nodes` and so on.
+
+    Attributes
+    ----------
+    records
+        Of all rounds so far.
+    events
+        What happened, by round and client.
     """
 
     def __init__(
         self,
         rule: Rule | None = None,
         *,
-        plan: Plan | None = None,
+        local: LocalRule | None = None,
+        plan: CurvaturePlan | None = None,
+        control: StepControl | bool | None = None,
         warmup_rounds: int = 0,
         warmup_rule: Rule | None = None,
+        warmup_local: LocalRule | None = None,
         lr_scale: float = 1.0,
         params: ParamSelection = None,
         precision: Precision = "float32",
         deadline: float | None = None,
         quorum: float = 0.5,
+        grace: float = 5.0,
         late: float | None = None,
         limits: Limits | None = None,
         seed: int = 0,
         checkpoint: str | Path | None = None,
+        arm: Arm | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         check_precision(precision)
-        if not 0 < quorum <= 1 or (late is not None and not 0 < late <= 1) or warmup_rounds < 0:
-            raise FipaError("FIPA: quorum and late lie between 0 and 1, and warmup_rounds is not negative")
-        self.rule = fipa.CompletedFIPA(damping=0.5, step=0.25) if rule is None else rule
-        self.plan = plan_for(self.rule) if plan is None else plan
-        self.warmup_rounds = warmup_rounds
-        self.warmup_rule = fipa.FedAvg() if warmup_rule is None else warmup_rule
-        self.lr_scale = lr_scale
-        self.params = params
-        self.precision = precision
-        self.deadline = deadline
-        self.quorum = quorum
-        self.seed = seed
+        if (late is not None and not 0 < late <= 1) or warmup_rounds < 0 or not lr_scale > 0:
+            raise FipaError("FIPA: late lies between 0 and 1, warmup_rounds is not negative, and lr_scale positive")
+        replaced = [name for name in OURS if getattr(type(self), name) is not getattr(FedAvg, name)]
+        if replaced:
+            raise FipaError(f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own")
+        newton = isinstance(local, GaussNewton)
+        default = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=0.5, step=0.25)
+        self.rule = default if rule is None else rule
+        if control is True or (control is None and newton and rule is None):
+            control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
+        plan = plan_for(self.rule) if plan is None else plan
+        first = fipa.FedAvg() if warmup_rule is None else warmup_rule
+        self._main = Stage(self.rule, local, 1, plan, lr_scale, control=control or None)
+        self._warmup = Stage(first, warmup_local, warmup_rounds, plan_for(first)) if warmup_rounds else None
+        self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
+        self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
+        self.limits = limits or Limits()
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
-        self.inbox = Inbox(limits or Limits(), late)
+        self.records: list[RoundRecord] = []
+        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._roster = Roster()
-        self._asked: dict[int, Request] = {}  # of this round, by node
-        self._progress = Progress({})
+        self._metrics: dict[str, dict[int, dict[str, Any]]] = {}
 
-    def phase(self, round_number: int) -> Phase:
-        """What happens in a round, counted from 1."""
-        if round_number <= self.warmup_rounds:
-            return Phase(self.warmup_rule, plan_for(self.warmup_rule))
-        return Phase(self.rule, self.plan, self.lr_scale, since=self.warmup_rounds + 1)
+    def arm(self, num_rounds: int) -> Arm:
+        """What happens in so many rounds."""
+        share = Share(self.fraction_train, self.min_train_nodes)
+        if self._arm is not None:
+            count = self._arm.participation.count
+            return replace(self._arm, participation=Share(1.0) if count is None else Share(0.0, count), average=0)
+        warmup = () if self._warmup is None else (self._warmup,)
+        length = max(1, num_rounds - sum(stage.rounds for stage in warmup))
+        faults = Faults(use_late=self.late is not None, discount=self.late or 1.0)
+        return Arm("FIPA", (*warmup, replace(self._main, rounds=length)), share, faults, average=0)
 
     def summary(self) -> None:
         """Log the settings."""
         super().summary()
-        log(INFO, "\t└──> Rule: %s after %d rounds of %s", self.rule, self.warmup_rounds, self.warmup_rule)
+        log(INFO, "\t└──> Stages: %s", "; ".join(str(stage) for stage in self.arm(10**9).stages))
 
     def start(
         self,
@@ -141,107 +169,67 @@ class FIPA(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run up to `num_rounds` rounds, those of an earlier process included; arguments as for Flower's strategies."""
-        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         self.summary()
-        self._progress = self._resumed(initial_arrays)
-        arrays = _record(self._progress.arrays)
-        if evaluate_fn and self._progress.round_number == 0:
-            self._note(CENTRAL, 0, evaluate_fn(0, arrays))
-        for k in range(self._progress.round_number + 1, num_rounds + 1):
-            messages = list(self.configure_train(k, arrays, train_config, grid))
-            changed, metrics = self.aggregate_train(k, self.collect(grid, messages, timeout))
-            arrays = arrays if changed is None else changed
-            self._note(TRAIN, k, metrics)
-            questions = list(self.configure_evaluate(k, arrays, evaluate_config, grid))
-            if questions:
-                answers, _ = exchange(grid, questions, self._enough(len(questions)), self.deadline, timeout)
-                self._note(EVALUATE, k, self.aggregate_evaluate(k, answers))
+        initial = dict(initial_arrays.to_torch_state_dict())
+        cargo, theta = self._cargo(initial)
+        coordinator = Coordinator(self.arm(num_rounds), self.seed, survives=True)
+        transport = self._transport(grid, cargo, tuple(initial), replace(self.patience, timeout=timeout), train_config)
+        state = self._resumed(coordinator.start(theta, cargo.buffers))
+        arrays = cargo.arrays(state.theta, state.buffers, tuple(initial))
+        if evaluate_fn and state.round_number == coordinator.arm.after:
+            self._note(CENTRAL, state.round_number, evaluate_fn(state.round_number, arrays))
+        while state.round_number < num_rounds:
+            state, record = carry(coordinator.round(state), transport)
+            k, arrays = state.round_number, cargo.arrays(state.theta, state.buffers, tuple(initial))
+            self._keep(record)
+            self._evaluate(k, arrays, transport, evaluate_config or ConfigRecord())
             if evaluate_fn:
                 self._note(CENTRAL, k, evaluate_fn(k, arrays))
             if self.checkpoint is not None:
-                checkpoints.save(self.checkpoint, self._progress, self._settings())
-        history = self._progress.metrics
-        records = {
-            kind: {k: MetricRecord(numbers) for k, numbers in history.get(kind, {}).items()}
+                save_state(self.checkpoint, state, durable=True, settings=self._settings(), metrics=self._metrics)
+        numbers = {
+            kind: {k: MetricRecord(values) for k, values in self._metrics.get(kind, {}).items()}
             for kind in (TRAIN, EVALUATE, CENTRAL)
         }
-        return Result(arrays, **records)
+        return Result(arrays, **numbers)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask the clients of a round."""
-        phase = self.phase(server_round)
-        layout, _ = self._trained()
-        present = self._present(grid)
-        chosen = self._draw(present, self._count(len(present)), self.seed, server_round)
-        config = ConfigRecord(dict(config) | {"server-round": server_round, "lr-scale": phase.lr_scale})
-        self._asked, messages = {}, []
-        for client, node in chosen.items():
-            request = Request(
-                server_round, client, layout.names, phase.plan, self.precision,
-                seed_for(self.seed, "sketch", server_round, client), seed_for(self.seed, "test matrix", server_round),
-                phase.lr_scale, tuple(self._buffers(layout)),
-            )  # fmt: skip
-            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, KEY: request.record()})
-            self._asked[node] = request
-            messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
-        log(INFO, "round %d: %d of %d clients are asked", server_round, len(chosen), len(present))
-        return messages
+    def _transport(
+        self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None
+    ) -> FlowerTransport:
+        return FlowerTransport(
+            grid, cargo, names, seed=self.seed, patience=patience, precision=self.precision, limits=self.limits,
+            config=config, roster=self._roster,
+        )  # fmt: skip
 
-    def collect(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Send a round's messages and wait for replies, late ones to earlier rounds included."""
-        waiting, enough = self.inbox.waiting, self._enough(len(messages))
-        replies, ids = exchange(grid, messages, enough, self.deadline, timeout, waiting)
-        self._remember(ids, messages)
-        return replies
+    def _cargo(self, arrays: Mapping[str, Tensor]) -> tuple[Cargo, Tensor]:
+        """Which of the arrays are trained, averaged or left alone; and the trained ones, flat."""
+        floating = [name for name, tensor in arrays.items() if tensor.is_floating_point()]
+        statistics = [name for name in floating if name.endswith(BUFFERS)]
+        names = selected(floating, self.params) if self.params else [n for n in floating if n not in statistics]
+        trained = {name: arrays[name] for name in names}
+        buffers = {name: arrays[name] for name in statistics if name not in trained}
+        frame = {name: tensor for name, tensor in arrays.items() if name not in trained and name not in buffers}
+        layout = Layout.of(trained)
+        return Cargo(layout, buffers, frame), layout.flatten(trained)
 
-    def _remember(self, ids: Sequence[str], messages: Sequence[Message]) -> None:
-        for name, message in zip(ids, messages, strict=True):
-            self.inbox.sent(name, self._asked[message.metadata.dst_node_id])
+    def _keep(self, record: RoundRecord) -> None:
+        """Log a round, and keep what is known of it."""
+        self.records.append(record)
+        for happened in record.events:
+            self._event(happened, WARNING if "refused" in happened["text"] or happened["client"] is None else INFO)
+        self._note(TRAIN, record.round, MetricRecord(numbers_of(record)))
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Take the server's step with all replies that stand the checks; no arrays if there are too few."""
-        replies = list(replies)
-        layout, theta = self._trained()
-        expected = Expected(server_round, self.phase(server_round).since, layout, theta, self._buffers(layout))
-        answers, late = self.inbox.open(replies, expected)
-        present = {answer.update.client_id for answer in answers}
-        for node, request in self._asked.items():
-            self._roster.heard(node, request.client in present)
-        metrics = _means([(answer.update.num_examples, answer.metrics) for answer in answers])
-        size = sum(nbytes(*reply.content.array_records.values()) for reply in replies if reply.has_content())
-        metrics |= {"clients": len(answers), "late": 0, "uplink-bytes": size}
-        updates: list[ClientUpdate] = []
-        if self._is_quorum(len(answers), len(self._asked)):
-            updates = [*(answer.update for answer in answers), *late]
-            metrics["late"] = len(late)
-            self.inbox.used(server_round)
-        else:
-            few = f"{len(answers)} of {len(self._asked)} clients answered, fewer than the quorum"
-            self.inbox.event(server_round, None, f"{few}: the model stays as it is", WARNING)
-        return self._step(server_round, updates, _averaged(answers), metrics)
+    def _event(self, happened: dict[str, Any], level: int) -> None:
+        self.events.append(happened)
+        who = "server" if happened["client"] is None else f"client {happened['client']}"
+        log(level, "round %d, %s: %s", happened["round"], who, happened["text"])
 
-    def _step(
-        self, k: int, updates: Sequence[ClientUpdate], buffers: Mapping[str, Tensor], metrics: dict[str, Any]
-    ) -> tuple[ArrayRecord | None, MetricRecord]:
-        """Change the model by the round's rule; not at all without updates, or if the rule refuses them."""
-        phase, progress, (layout, theta) = self.phase(k), self._progress, self._trained()
-        state = {} if phase.since == k else progress.rule_state
-        new: dict[str, Tensor] | None = None
-        if updates:
-            try:
-                result = aggregator(theta, updates)(phase.rule, state)
-            except (FipaError, RuntimeError) as error:  # also what LAPACK makes of odd matrices
-                self.inbox.event(k, None, f"no step, the model stays as it is: {error}", WARNING)
-            else:
-                changed = {name: tensor.clone() for name, tensor in layout.unflatten(result.theta).items()}
-                new, state = progress.arrays | changed | dict(buffers), result.state
-                metrics["step-length"] = result.diagnostics.step_length
-        self._progress = replace(progress, arrays=new or progress.arrays, round_number=k, rule_state=state)
-        return (None if new is None else _record(new)), MetricRecord(metrics)
+    def _evaluate(self, k: int, arrays: ArrayRecord, transport: FlowerTransport, config: ConfigRecord) -> None:
+        """Let clients judge the model, as many as `fraction_evaluate` says."""
+        questions = list(self.configure_evaluate(k, arrays, config, transport.grid))
+        if questions:
+            replies = collect(transport.grid, post(transport.grid, questions), transport.patience)
+            self._note(EVALUATE, k, self.aggregate_evaluate(k, replies))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -249,111 +237,76 @@ class FIPA(FedAvg):
         """Ask clients to judge the model, as many as `fraction_evaluate` says."""
         if self.fraction_evaluate == 0.0:
             return []
-        present = self._present(grid)
-        count = max(int(len(present) * self.fraction_evaluate), self.min_evaluate_nodes)
-        chosen = self._draw(present, count, seed_for(self.seed, "evaluate"), server_round)
+        present = self._roster.present(grid, self.patience.least)
+        share, seed = Share(self.fraction_evaluate, self.min_evaluate_nodes), seed_for(self.seed, "evaluate")
+        nodes = [list(present.values())[place] for place in share.select([1] * len(present), seed, server_round)]
         config = ConfigRecord(dict(config) | {"server-round": server_round})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(content, list(chosen.values()), MessageType.EVALUATE)
+        return self._construct_messages(content, nodes, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Weighted means of the clients' numbers, added up in the order of the clients."""
         rows = []
         for reply in sorted(replies, key=lambda reply: self._roster.partition(reply.metadata.src_node_id)):
-            node = f"node {reply.metadata.src_node_id}"
-            if reply.has_error() or len(reply.content.metric_records) != 1:
-                reason = reply.error.reason if reply.has_error() else "has not one MetricRecord"
-                self.inbox.refuse(server_round, None, f"the evaluation of {node} {reason}")
-                continue
-            numbers: dict[str, Any] = dict(next(iter(reply.content.metric_records.values())))
-            weight = numbers.pop(self.weighted_by_key, None)
-            if type(weight) is not int or not 0 < weight <= self.inbox.limits.examples:
-                self.inbox.refuse(
-                    server_round, None, f"the evaluation of {node} has {self.weighted_by_key} = {weight!r}"
+            reason, weight, numbers = self._judgement(reply)
+            if reason is None:
+                rows.append((weight, finite_numbers(numbers)))
+            else:
+                text = f"refused: the evaluation of node {reply.metadata.src_node_id} {reason}"
+                self._event(event(server_round, None, text), WARNING)
+        return MetricRecord(dict(means(rows))) if rows else None
+
+    def _judgement(self, reply: Message) -> tuple[str | None, int, dict[str, Any]]:
+        """What is wrong with an evaluation, its weight, and its numbers."""
+        if reply.has_error() or len(reply.content.metric_records) != 1:
+            return (reply.error.reason if reply.has_error() else "has not one MetricRecord"), 0, {}
+        numbers: dict[str, Any] = dict(next(iter(reply.content.metric_records.values())))
+        weight = numbers.pop(self.weighted_by_key, None)
+        if type(weight) is not int or not 0 < weight <= self.limits.examples:
+            return f"has {self.weighted_by_key} = {weight!r}", 0, {}
+        return None, weight, numbers
+
+    def _resumed(self, start: State) -> State:
+        loaded = load_state(self.checkpoint) if self.checkpoint is not None else None
+        if loaded is None:
+            return start
+        state, extra = loaded
+        before, now = extra.get("settings", {}), self._settings()
+        for name in now:
+            if now[name] != before.get(name):
+                raise FipaError(
+                    f"the checkpoint {self.checkpoint} was written with {name} = {before.get(name)}, now it is "
+                    f"{now[name]}: use the same settings, or another checkpoint"
                 )
-                continue
-            rows.append((weight, finite_numbers(numbers)))
-        return MetricRecord(_means(rows)) if rows else None
-
-    def _present(self, grid: Grid) -> dict[int, int]:
-        return self._roster.present(grid, max(self.min_available_nodes, self.min_train_nodes))
-
-    def _count(self, present: int) -> int:
-        """How many of those who are there are asked to train."""
-        return max(int(present * self.fraction_train), self.min_train_nodes)
-
-    @staticmethod
-    def _draw(clients: Mapping[int, int], count: int, seed: int, round_number: int) -> dict[int, int]:
-        """So many of the clients, at most all, in their order."""
-        participation = Participation("uniform", min(count, len(clients)))
-        places = participation.select([1] * len(clients), seed, round_number)
-        return {client: clients[client] for client in (list(clients)[place] for place in places)}
-
-    def _trained(self) -> tuple[Layout, Tensor]:
-        """Which of the arrays are trained, and their present values, flat."""
-        arrays = self._progress.arrays
-        floating = [name for name, tensor in arrays.items() if tensor.is_floating_point()]
-        names = selected(floating, self.params) if self.params else [name for name in floating if not _is_buffer(name)]
-        chosen = {name: arrays[name] for name in names}
-        layout = Layout.of(chosen)
-        return layout, layout.flatten(chosen)
-
-    def _buffers(self, layout: Layout) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays that are averaged instead of trained."""
-        return {
-            name: tuple(tensor.shape)
-            for name, tensor in self._progress.arrays.items()
-            if tensor.is_floating_point() and name not in layout.names and _is_buffer(name)
-        }
-
-    def _enough(self, asked: int) -> Callable[[Sequence[Message]], bool]:
-        return lambda replies: self._is_quorum(sum(not reply.has_error() for reply in replies), asked)
-
-    def _is_quorum(self, answered: int, asked: int) -> bool:
-        return answered >= max(1, math.ceil(self.quorum * asked))
-
-    def _resumed(self, initial: ArrayRecord) -> Progress:
-        before = checkpoints.load(self.checkpoint, self._settings()) if self.checkpoint is not None else None
-        if before is None:
-            return Progress(dict(initial.to_torch_state_dict()))
-        log(INFO, "going on after round %d of %s", before.round_number, self.checkpoint)
-        return before
+        if state.theta.shape != start.theta.shape:
+            raise FipaError(
+                f"the checkpoint {self.checkpoint} has {state.theta.numel()} parameters, the model "
+                f"{start.theta.numel()}: use the same model, or another checkpoint"
+            )
+        log(INFO, "resuming after round %d of %s", state.round_number, self.checkpoint)
+        self._metrics = extra.get("metrics", {})
+        return state
 
     def _settings(self) -> dict[str, str]:
         """What must not change between a checkpoint and its use."""
-        chosen = (
-            *("rule", "plan", "warmup_rounds", "warmup_rule", "lr_scale", "params", "precision", "seed"),
-            *("fraction_train", "min_train_nodes"),
-        )
-        return {name: repr(getattr(self, name)) for name in chosen}
+        arm = self.arm(10**9)
+        settings = {f"stage {i}": repr(stage) for i, stage in enumerate(arm.stages)}
+        settings |= {"participation": repr(arm.participation), "params": repr(self.params)}
+        return settings | {name: repr(getattr(self, name)) for name in ("precision", "seed")}
 
     def _note(self, kind: str, k: int, metrics: MetricRecord | None) -> None:
         if metrics is not None:
             log(INFO, "round %d, %s: %s", k, kind, dict(metrics))
-            self._progress.metrics.setdefault(kind, {})[k] = dict(metrics)
+            self._metrics.setdefault(kind, {})[k] = dict(metrics)
 
 
-def _record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord(dict(arrays))
-
-
-def _is_buffer(name: str) -> bool:
-    return name.endswith(BUFFERS)
-
-
-def _means(rows: Sequence[tuple[float, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Weighted means of the numbers that all rows have."""
-    total = sum(weight for weight, _ in rows)
-    shared = [name for name in (rows[0][1] if rows else ()) if all(name in numbers for _, numbers in rows)]
-    return {name: sum(weight * float(numbers[name]) for weight, numbers in rows) / total for name in shared}
-
-
-def _averaged(answers: Sequence[Answer]) -> dict[str, Tensor]:
-    """Buffers, weighted by the clients' examples."""
-    total = sum(answer.update.num_examples for answer in answers)
-    names = answers[0].buffers if answers else {}
-    return {
-        name: sum((a.buffers[name] * (a.update.num_examples / total) for a in answers[1:]),
-                  answers[0].buffers[name] * (answers[0].update.num_examples / total))
-        for name in names
+def numbers_of(record: RoundRecord) -> dict[str, Any]:
+    """A round as Flower's metrics: what clients reported, and what it took."""
+    in_time = len(record.local_steps)
+    known = {"loss": record.loss, "damping": record.damping, "step": record.step}
+    return dict(record.metrics) | {name: value for name, value in known.items() if value is not None} | {
+        "clients": in_time, "late": max(0, len(record.clients) - in_time), "trials": record.trials,
+        "accepted": int(record.accepted), "step-length": record.step_length, "uplink-bytes": record.uplink_bytes,
+        "downlink-bytes": record.downlink_bytes, "trips": record.trips, "messages": record.messages,
+        "seconds": record.seconds,
     }  # fmt: skip

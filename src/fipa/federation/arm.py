@@ -1,0 +1,52 @@
+"""One way to solve a problem: its stages, who takes part, and what is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fipa.federation.participation import Faults, Participation, Share
+from fipa.federation.stage import Stage
+
+GROUP = 16  # clients of one form that are trained side by side
+AVERAGED = 10  # models in the mean that is evaluated beside the last one
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to solve a problem.
+
+    Parameters
+    ----------
+    stages
+        In order; the arm's length is theirs together.
+    participation, faults
+        Who is asked, and who answers.
+    centralised
+        One client holds all data: the reference that no federation can use.
+    group
+        Most clients that are trained side by side (`vmap`); 1 for models that this does not work for or pay for.
+    after
+        Rounds of a warm-up that come before this arm's first.
+    start
+        File with the parameters that the warm-up ended with.
+    params
+        Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
+    average
+        The mean of the last so many models is evaluated beside the last one; 0 for none.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    participation: Participation | Share = field(default_factory=Participation)
+    faults: Faults = field(default_factory=Faults)
+    centralised: bool = False
+    group: int = GROUP
+    after: int = 0
+    start: str | None = None
+    params: tuple[str, ...] | None = None
+    average: int = AVERAGED
+
+    @property
+    def last(self) -> int:
+        """The number of the last round: those of the warm-up count."""
+        return self.after + sum(stage.rounds for stage in self.stages)

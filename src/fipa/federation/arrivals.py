@@ -1,0 +1,53 @@
+"""Which updates a round uses: those in time, and late ones of earlier rounds with less weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from fipa.aggregation.update import ClientUpdate
+from fipa.federation.arm import Arm
+from fipa.federation.messages import Answers, Late, Reply
+from fipa.federation.stage import Stage
+
+Say = Callable[[int | str | None, str], None]
+
+
+def arrivals(
+    arm: Arm, stage: Stage, k: int, waiting: Sequence[Late], answers: Answers, say: Say
+) -> tuple[list[ClientUpdate], tuple[Late, ...]]:
+    """The updates of round k, and the late answers that are still to come or to be used.
+
+    Where too few answered, or steps are judged and nobody is there to do so, late answers wait for the next round.
+    """
+    replies: Mapping[int, Reply] = answers.values
+    late = [*waiting, *answers.late]
+    alike = arm.participation.kind == "weighted"
+    updates = [replace(reply.update, weight=1.0) if alike else reply.update for reply in replies.values()]
+    present: set[int | str | None] = {update.client_id for update in updates}
+    arriving = sorted((one for one in late if one.arrives <= k and one.sent < k), key=lambda one: -one.sent)
+    still = [one for one in late if one.arrives > k and one.sent < k]
+    reason = (
+        "fewer than the quorum answered" if not answers.enough
+        else "nobody answered in time to judge a step" if stage.control is not None and not replies
+        else None
+    )  # fmt: skip
+    if reason is not None and arriving:
+        say(None, f"{reason}: late answers wait")
+        still += [replace(one, arrives=k + 1) for one in arriving]
+        arriving = []
+    for one in arriving:
+        client, age, discount = one.update.client_id, k - one.sent, arm.faults.discount ** (k - one.sent)
+        if client in present:
+            say(client, f"late by {age}: a fresher answer is there, not used")
+        elif not arm.faults.use_late or stage.sums:  # sums are of one round's random numbers
+            say(client, f"late by {age}: not used")
+        else:
+            present.add(client)
+            updates.append(replace(one.update, weight=(1.0 if alike else one.update.num_examples) * discount))
+            say(client, f"late by {age}: used with weight x {discount:g}")
+    for one in late:
+        if one.sent == k:
+            say(one.update.client_id, f"will be late by {one.arrives - k}{'' if arm.faults.use_late else ': not used'}")
+            still += [one] if arm.faults.use_late else []
+    return updates, tuple(still)

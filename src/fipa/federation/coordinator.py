@@ -1,0 +1,323 @@
+"""One round, written once (paper Algorithm 1): a conversation without I/O and without a clock.
+
+`Coordinator.round(state)` is a generator. It yields what it wants to know (`Ask`), is sent what came back (`Answers`),
+and returns the state after the round with a record of it. Who carries the questions is a `Transport`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.rule import Result, Rule, aggregator
+from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.sketch import Sketch
+from fipa.errors import Diverged, FipaError
+from fipa.federation.arm import Arm
+from fipa.federation.arrivals import arrivals
+from fipa.federation.control import Conversation, controlled
+from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
+from fipa.federation.record import RoundRecord, event
+from fipa.federation.stage import Stage, stage_at
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that one round hands to the next: with it, a run resumes as if it had never stopped.
+
+    Attributes
+    ----------
+    theta, round_number
+        The model, and the last round.
+    rule_state, control_value
+        What the server's rule remembers, and the damping or step that its control has come to.
+    shared, memories
+        What the local rule's server part broadcasts, and what each client is to be given back.
+    late
+        Answers that are still to be used.
+    buffers
+        Averaged tensors that are no parameters.
+    recent
+        The last models, for their mean.
+    """
+
+    theta: Tensor
+    round_number: int = 0
+    rule_state: dict[str, Tensor] = field(default_factory=dict)
+    control_value: float | None = None
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    memories: dict[int, Any] = field(default_factory=dict)
+    late: tuple[Late, ...] = ()
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    recent: tuple[Tensor, ...] = ()
+
+    @property
+    def mean(self) -> Tensor:
+        """Of the last models, added up in double precision and in order."""
+        total = sum((theta.double() for theta in self.recent[1:]), self.recent[0].double())
+        return (total / len(self.recent)).to(self.theta)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What the server did with a round's updates."""
+
+    result: Result[Tensor] | None = None  # None: the model stays as it is
+    control_value: float | None = None  # for the next round
+    trials: int = 0
+    damping: float | None = None
+    step: float | None = None
+
+
+class Coordinator:
+    """The server of one arm on one seed.
+
+    Parameters
+    ----------
+    survives
+        Whether a rule that refuses the round's updates costs no more than the round, as on a server that must live, or
+        ends the run, as in an experiment.
+    """
+
+    def __init__(self, arm: Arm, seed: int, *, survives: bool = False) -> None:
+        self.arm = arm
+        self.seed = seed
+        self._survives = survives
+
+    def start(self, theta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> State:
+        """Before the first round."""
+        return State(theta.clone(), self.arm.after, buffers=dict(buffers or {}))
+
+    def round(self, state: State) -> Conversation[tuple[State, RoundRecord]]:
+        """One round."""
+        return _Round(self, state, self._survives).run()
+
+
+class _Round:
+    """A round in progress: what it has counted and noted so far."""
+
+    def __init__(self, coordinator: Coordinator, state: State, survives: bool) -> None:
+        self.arm, self.seed, self.state = coordinator.arm, coordinator.seed, state
+        self.k = state.round_number + 1
+        self.stage, self.place = stage_at(self.arm.stages, self.k - self.arm.after)
+        self.population = 0
+        self._survives = survives
+        self._events: list[dict[str, Any]] = []
+        self._counts = {"uplink_bytes": 0, "downlink_bytes": 0, "trips": 0, "messages": 0}
+
+    def run(self) -> Conversation[tuple[State, RoundRecord]]:
+        self._enter_stage()
+        there = yield Ask(self.k, (), Who())
+        self.population = len(there.values)
+        chosen = self.arm.participation.select(list(there.values.values()), self.seed, self.k)
+        clients = [list(there.values)[place] for place in chosen]
+        answers = yield from self._ask(clients, (yield from self._order(clients)))
+        replies: Mapping[int, Reply] = answers.values
+        for client, reply in replies.items():
+            for note in reply.notes:
+                self._say(client, note)
+        updates, late = arrivals(self.arm, self.stage, self.k, self.state.late, answers, self._say)
+        outcome = Outcome(control_value=self.state.control_value)
+        if not answers.enough:
+            self._say(None, f"{len(replies)} of {len(clients)} clients answered, fewer than the quorum: {STAYS}")
+        elif not updates:
+            self._say(None, f"nobody answered in time: {STAYS}")
+        else:
+            outcome = yield from self._step(updates, replies)
+            if outcome.result is None and outcome.trials:
+                self._say(None, f"no step of {outcome.trials} lowered the clients' loss: rolled back")
+        return self._next(outcome, replies, late), self._record(outcome, updates, replies)
+
+    def _enter_stage(self) -> None:
+        """With another rule, what the last one remembered, and answers meant for it, are of no use."""
+        if self.place > 0:
+            return
+        for old in self.state.late:
+            self._say(old.update.client_id, "its late answer belongs to the last stage: not used")
+        self.state = replace(self.state, rule_state={}, control_value=None, late=())
+        if self.k > self.arm.after + 1:
+            before, _ = stage_at(self.arm.stages, self.k - 1 - self.arm.after)
+            if type(before.local) is not type(self.stage.local):
+                self.state = replace(self.state, shared={}, memories={})
+
+    def _order(self, clients: Sequence[int]) -> Conversation[Order]:
+        """What to broadcast; adaptive ranks need the clients' gradients first."""
+        stage, state = self.stage, self.state
+        mine = {client: state.memories[client] for client in clients if client in state.memories}
+        order = Order(
+            self.k, state.theta, stage.local, stage.lr_scale, stage.plan, getattr(stage.rule, "floor", 0.0),
+            stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine, buffers=state.buffers,
+        )  # fmt: skip
+        if stage.adaptive_rank is None:
+            return order
+        answers = yield from self._ask(clients, Gradient(state.theta))
+        if not answers.values:
+            return replace(order, gradient_norm=0.0)
+        return replace(order, gradient_norm=float(torch.stack(list(answers.values.values())).sum(dim=0).norm()))
+
+    def _step(self, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]) -> Conversation[Outcome]:
+        """The server's part: the rule, and its control if it has one."""
+        state, stage = self.state, self.stage
+        rule: Any = stage.rule_at(self.place, self.seed)
+        settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
+        try:
+            apply = aggregator(state.theta, updates)
+            if stage.control is None:
+                return Outcome(apply(rule, state.rule_state), state.control_value, 1, **settings)
+            value = stage.control.start(rule) if state.control_value is None else state.control_value
+            judges = _Judges(self, apply, updates, replies)
+            trial = yield from controlled(
+                stage.control, rule, value, judges.loss, lambda tried: apply(tried, state.rule_state), judges.probe,
+                judges.follow,
+            )  # fmt: skip
+        except (FipaError, RuntimeError) as error:  # also what LAPACK makes of odd matrices
+            if not self._survives:
+                raise
+            self._say(None, f"no step, the model stays as it is: {error}")
+            return Outcome(control_value=state.control_value)
+        settings["damping" if stage.control.parameter(rule) == "damping" else "step"] = trial.used
+        return Outcome(trial.result, trial.value, trial.trials, **settings)
+
+    def _next(self, outcome: Outcome, replies: Mapping[int, Reply], late: tuple[Late, ...]) -> State:
+        state, local = self.state, self.stage.local
+        theta, rule_state, buffers = state.theta, state.rule_state, state.buffers
+        if outcome.result is not None:
+            theta, rule_state = outcome.result.theta, outcome.result.state
+            buffers = {**buffers, **_averaged(list(replies.values()))}
+        messages = [reply.message for reply in replies.values() if reply.message]
+        shared = state.shared if local is None or not messages else local.server(state.shared, messages, self.population)
+        memories = {client: reply.memory for client, reply in replies.items() if reply.memory is not None}
+        recent = (*state.recent, theta)[-self.arm.average :] if self.arm.average else ()
+        return State(
+            theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
+            recent,
+        )  # fmt: skip
+
+    def _record(
+        self, outcome: Outcome, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]
+    ) -> RoundRecord:
+        ranks = tuple(u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates)
+        told = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
+        diagnostics = outcome.result.diagnostics if outcome.result is not None else None
+        return RoundRecord(
+            self.k,
+            loss=self.mean(replies, told) if told else None,
+            rank=sum(ranks) / len(ranks) if ranks else 0.0,
+            ranks=ranks,
+            local_steps=tuple(reply.local_steps for reply in replies.values()),
+            clients=tuple(u.client_id for u in updates if isinstance(u.client_id, int)),
+            damping=outcome.damping,
+            step=outcome.step,
+            trials=outcome.trials,
+            accepted=outcome.result is not None,
+            step_length=diagnostics.step_length if diagnostics else 0.0,
+            cosine_with_fedavg=diagnostics.cosine_with_fedavg if diagnostics else None,
+            effective_rank=diagnostics.effective_rank if diagnostics else None,
+            metrics=means([(reply.update.num_examples, reply.metrics) for reply in replies.values()]),
+            events=tuple(self._events),
+            spectra={str(u.client_id): u.sketch.eigenvalues.tolist() for u in updates if isinstance(u.sketch, Sketch)},
+            **self._counts,
+        )
+
+    def _ask(self, clients: Sequence[int], question: Question) -> Conversation[Answers]:
+        """Ask clients, count what it takes, and note who is missing."""
+        answers = yield Ask(self.k, tuple(clients), question)
+        spent = {"uplink_bytes": answers.uplink, "downlink_bytes": answers.downlink, "messages": answers.messages}
+        for name, count in (spent | {"trips": 1}).items():
+            self._counts[name] += count
+        for client, reason in answers.missing.items():
+            self._say(client, reason)
+        for client, reason in answers.refused.items():
+            self._say(client, f"refused: its answer {reason}")
+        return answers
+
+    def _say(self, client: int | str | None, text: str) -> None:
+        self._events.append(event(self.k, client, text))
+
+    def mean(self, replies: Mapping[int, Reply], numbers: Mapping[int, float]) -> float:
+        """Of some clients' numbers, with the weights that they have in the aggregation."""
+        alike = self.arm.participation.kind == "weighted"
+        weights = {client: 1 if alike else replies[client].update.num_examples for client in numbers}
+        total = math.fsum(weights[client] * number for client, number in numbers.items())
+        return total / sum(weights.values()) if numbers else math.nan
+
+    ask, say = _ask, _say
+
+
+class _Judges:
+    """The clients of a round as judges of the server's step."""
+
+    def __init__(
+        self, round_: _Round, apply: Any, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]
+    ) -> None:
+        self._round, self._apply, self._updates, self._replies = round_, apply, updates, replies
+        self._losses = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
+        if not self._losses:
+            raise FipaError(
+                "step control needs the clients' loss, and none of them told it: make their apps with "
+                "fipa.flower.client(..., objective=...), or leave step control out"
+            )
+        self.loss = round_.mean(replies, self._losses)
+
+    def probe(self, theta: Tensor) -> Conversation[float]:
+        """The clients' loss at a model. Who does not answer counts neither there nor at the broadcast model."""
+        answers = yield from self._round.ask(list(self._losses), Loss(theta))
+        if not answers.values or not answers.enough:
+            return math.inf
+        before = self._round.mean(self._replies, {client: self._losses[client] for client in answers.values})
+        return self._round.mean(self._replies, answers.values) + (self.loss - before)
+
+    def follow(self, rule: Rule, result: Result[Tensor]) -> Conversation[tuple[Result[Tensor], float]]:
+        """Each client's correction is an update like any other: the same rule weighs it.
+
+        Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
+        """
+        local: Any = self._round.stage.local
+        theta = self._round.state.theta
+        v = result.theta - theta
+        answers = yield from self._round.ask(list(self._replies), Bend(theta, v))
+        if len(answers.values) < len(self._replies):
+            raise Diverged("a client does not tell how its residuals bend")
+        corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
+        for client, gradient in answers.values.items():
+            corrections[client] = 0.5 * local(self._replies[client].update.sketch, gradient)
+        full: Any = rule
+        a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
+        mean = self._apply(FedAvg()).theta - theta
+        length = float((v + a).norm())
+        cosine = float((v + a) @ mean) / (length * float(mean.norm()) or 1.0)
+        diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
+        ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
+        return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
+
+
+STAYS = "the model stays as it is"
+
+
+def _setting(rule: Rule, name: str) -> float | None:
+    value = getattr(rule, name, None)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _averaged(replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """Buffers, weighted by the clients' examples."""
+    total = sum(reply.update.num_examples for reply in replies)
+    shares = [reply.update.num_examples / total for reply in replies]
+    return {
+        name: sum((reply.buffers[name] * share for reply, share in zip(replies[1:], shares[1:], strict=True)),
+                  replies[0].buffers[name] * shares[0])
+        for name in (replies[0].buffers if replies else ())
+    }  # fmt: skip
+
+
+def means(rows: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Weighted means of the numbers that all rows have."""
+    total = sum(weight for weight, _ in rows)
+    shared = [name for name in (rows[0][1] if rows else ()) if all(name in numbers for _, numbers in rows)]
+    return {name: sum(weight * float(numbers[name]) for weight, numbers in rows) / total for name in shared}

@@ -1,0 +1,135 @@
+"""A node that has an objective: model, data and loss of its own. It answers every question that a coordinator asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import Tensor, nn
+
+from fipa.clients.client import Client
+from fipa.errors import FipaError
+from fipa.federation.focus import focus
+from fipa.federation.messages import Bend, Order, Reply
+from fipa.federation.problem import Problem
+from fipa.federation.site import Site
+from fipa.flower.answer import encode, encode_value
+from fipa.flower.codec import pack, tensors_in
+from fipa.flower.inbox import NEEDS
+from fipa.flower.masked import SECURE, masked
+from fipa.flower.request import FRAME, KEY, Request, question_of
+from fipa.flower.transport import checksum
+
+STORED, MEMORY = "fipa-frame", "fipa-memory-"  # in the client's context: what never changes, and memories by round
+SITES = 16  # that a process keeps: in a deployment it needs one
+Objective = Callable[[Context], Any]
+SiteOf = Callable[[Context, Request, Mapping[str, Tensor], Mapping[str, Any]], Site]  # with frame and config
+
+
+class Lacking(Exception):  # noqa: N818
+    """This node has not got the arrays that never change, or other ones."""
+
+
+def answered(message: Message, context: Context, site_of: SiteOf) -> Message:
+    """The reply to a question, from this node's own data."""
+    request, content = Request.of(message.content), message.content
+    try:
+        config = content.config_records.get("config", {})
+        site = site_of(context, request, _frame(request, content, context), config)
+    except Lacking:
+        return Message(RecordDict({KEY: ConfigRecord({NEEDS: "frame"})}), reply_to=message)
+    layout, like = site.problem.layout, site.initial
+    question = question_of(request, content, layout, like, _memory(request, context))
+    clients = (request.client,)
+    if isinstance(question, Order):
+        (reply,) = site.work(clients, question)
+        if SECURE in content:
+            return Message(masked(content, context, reply.update.sketch, reply.buffers), reply_to=message)
+        _keep(reply, request, context)
+        return Message(encode(request, _noted(reply, question, request)), reply_to=message)
+    more = (question.direction,) if isinstance(question, Bend) else ()
+    (value,) = getattr(site, request.method)(clients, question.theta, *more, request.round_number)
+    return Message(encode_value(request, value), reply_to=message)
+
+
+def site_by(objective: Objective) -> SiteOf:
+    """Sites of one client each, from what `objective(context)` returns; the last ones are kept."""
+    kept: dict[Any, Site] = {}
+
+    def site_of(context: Context, request: Request, frame: Mapping[str, Tensor], _: Mapping[str, Any]) -> Site:
+        key = (context.node_id, request.client, request.seed, request.params, request.frame)
+        if key not in kept:
+            model, client = unpacked(objective(context))
+            problem = framed(Problem(model, [client], _no_metric), request, frame)
+            kept[key] = Site(problem, request.seed, ids=(request.client,))
+            while len(kept) > SITES:
+                del kept[next(iter(kept))]
+        return kept[key]
+
+    return site_of
+
+
+def unpacked(returned: Any) -> tuple[nn.Module, Client]:
+    """A model and a client from (model, data), (model, data, loss) or (model, Client)."""
+    if not (isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], nn.Module)):
+        raise FipaError("objective(context) must return (model, data) or (model, data, loss), data as for fipa.sketch")
+    model, data = returned[:2]
+    if isinstance(data, Client):
+        return model, data
+    return model, Client.of(data, returned[2] if len(returned) == 3 else "cross_entropy")
+
+
+def framed(problem: Problem, request: Request, frame: Mapping[str, Tensor]) -> Problem:
+    """The problem of training `request.params`, with all other arrays as the server has them."""
+    model, own = problem.model, problem.model.state_dict()
+    unknown = [name for name in request.params if name not in own]
+    if unknown:
+        raise FipaError(f"the server trains {unknown[0]!r}, which is no parameter of this objective's model")
+    rest = {name: tensor for name, tensor in own.items() if name not in (*request.params, *request.buffers)}
+    if frame:
+        model.load_state_dict(dict(frame), strict=False)
+    elif checksum(rest) != request.frame:
+        raise Lacking
+    problem = focus(problem, request.params) if rest else problem
+    if problem.layout.shapes != tuple(tuple(own[name].shape) for name in request.params):
+        raise FipaError("this objective's model has other parameters than the server's: build the same one everywhere")
+    return problem
+
+
+def _no_metric(_: nn.Module) -> float:
+    raise FipaError("a client does not evaluate by a metric")
+
+
+def _frame(request: Request, content: RecordDict, context: Context) -> dict[str, Tensor]:
+    """Arrays that never change: as just sent, or as kept; none if the objective's own may do."""
+    if not request.frame:
+        return {}
+    if FRAME in content:
+        context.state[STORED] = content.array_records[FRAME]
+    kept = context.state.get(STORED)
+    tensors = tensors_in(kept) if isinstance(kept, ArrayRecord) else {}
+    return tensors if checksum(tensors) == request.frame else {}
+
+
+def _memory(request: Request, context: Context) -> dict[str, Tensor] | None:
+    record = context.state.get(f"{MEMORY}{request.memory}")
+    return tensors_in(record) if isinstance(record, ArrayRecord) else None
+
+
+def _keep(reply: Reply, request: Request, context: Context) -> None:
+    """Keep the memory of this round beside the one that held before: a server that restarts may ask again."""
+    if reply.memory is None:
+        return
+    held = f"{MEMORY}{request.memory}"
+    for name in [name for name in context.state if name.startswith(MEMORY) and name != held]:
+        del context.state[name]
+    context.state[f"{MEMORY}{request.round_number}"] = pack(dict(reply.memory))
+
+
+def _noted(reply: Reply, order: Order, request: Request) -> Reply:
+    """Say so if the server believes in a memory that this node has lost."""
+    if request.memory is None or request.client in order.memories:
+        return reply
+    return replace(reply, notes=(*reply.notes, f"has lost its memory of round {request.memory}: begins without"))
