@@ -15,15 +15,15 @@ from torch import Tensor
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, aggregator
 from fipa.aggregation.update import ClientUpdate
-from fipa.clients.features import Moon
-from fipa.clients.local_rules import GaussNewton, Scaffold
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.rule import Memory
 from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
 from fipa.federation.executor import Executor, Replies, Scope
 from fipa.federation.memory import peak_mib, reset_peak
+from fipa.federation.messages import Order, Reply
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.site import SERVER, Order, Reply
-from fipa.federation.stage import Stage, stage_at
+from fipa.federation.stage import Stage, floor_of, stage_at
 
 GROUP = 16  # clients of one form that are trained side by side
 
@@ -83,7 +83,8 @@ class State:
     round_number: int = 0
     rule_state: dict[str, Tensor] = field(default_factory=dict)
     control_value: float | None = None
-    variates: dict[int, Tensor] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
     late: tuple[Late, ...] = ()
 
 
@@ -172,7 +173,10 @@ class Federation:
             if k > self.arm.after + 1:
                 before, _ = stage_at(self.arm.stages, k - 1 - self.arm.after)
                 if type(before.local) is not type(stage.local):
-                    state = replace(state, variates={})
+                    state = replace(state, memories={}, shared={})
+
+        if not state.shared:
+            state = replace(state, shared=stage.local.start(state.theta))
 
         asked = self.arm.participation.select(self.num_examples, self.seed, k)
         delays = {client: self.arm.faults.delay(self.seed, k, client) for client in asked}
@@ -214,10 +218,10 @@ class Federation:
         else:
             events.append(_event(k, None, "nobody answered in time: the model stays as it is"))
 
-        variates = self._variates(state.variates, in_time)
-        if isinstance(stage.local, Moon):
-            variates |= {_id(reply): state.theta + _delta(reply) for reply in replies}
-        state = State(theta, k, rule_state, value, variates, late)
+        counted = [reply for reply in replies if reply in in_time or not reply.message]  # both ends, or neither
+        memories = state.memories | {_id(reply): reply.memory for reply in counted if reply.memory is not None}
+        shared = stage.local.server(state.shared, [reply.message for reply in in_time], len(self.num_examples))
+        state = State(theta, k, rule_state, value, memories, shared, late)
         seconds = begun.seconds + client_seconds + time.perf_counter() - start
         ranks = [u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates]
         record = {
@@ -227,7 +231,7 @@ class Federation:
             "damping": outcome.damping,
             "step": outcome.step,
             "metric": None,  # see _evaluated
-            "loss": self._mean(in_time, [reply.loss for reply in in_time]),
+            "loss": self._mean(in_time, [_loss(reply) for reply in in_time]),
             "seconds": seconds,
             "peak_memory_mib": peak_mib(self._executor.pids) if self._measures_memory else None,
             "uplink_bytes": 0 if self.arm.centralised else uplink,
@@ -251,17 +255,14 @@ class Federation:
     ) -> tuple[Order, int, int]:
         """What to broadcast to those asked, and the bytes up and down until the clients that answer start."""
         order = Order(
-            k, state.theta, stage.local, stage.lr_scale, stage.plan, stage.adaptive_rank, stage.adaptive_steps
-        )
+            k, state.theta, stage.local, stage.lr_scale, stage.plan, floor_of(stage.rule), stage.adaptive_rank,
+            stage.adaptive_steps, shared=state.shared,
+            memories={m: memory for m, memory in state.memories.items() if m in clients},
+        )  # fmt: skip
         size = state.theta.numel() * state.theta.element_size()
-        uplink, downlink = 0, size * len(asked)
-        if isinstance(stage.local, Scaffold):
-            mine = {m: v for m, v in state.variates.items() if m == SERVER or m in clients}
-            order = replace(order, variates=mine)
-            downlink *= 2
-        elif isinstance(stage.local, Moon):  # clients keep their own last models: nothing is sent
-            order = replace(order, variates={m: v for m, v in state.variates.items() if m in clients})
-        if order.asks_for_gradients and clients:
+        sent = sum(t.numel() * t.element_size() for t in (state.theta, *order.shared.values()))
+        uplink, downlink = 0, sent * len(asked)
+        if order.adaptive_rank is not None and clients:
             groups = self.site.groups(clients, self.arm.group)
             total = self._executor.gradients(self.scope, groups, state.theta, k).sum(dim=0)
             order = replace(order, gradient_norm=float(total.norm()))
@@ -340,7 +341,7 @@ class Federation:
             for reply, gradient in zip(in_time, bends, strict=True):
                 assert isinstance(stage.local, GaussNewton)
                 assert isinstance(reply.update.sketch, Sketch)
-                corrections[_id(reply)] = 0.5 * stage.local(reply.update.sketch, gradient)
+                corrections[_id(reply)] = 0.5 * stage.local(reply.update.sketch, gradient, floor_of(stage.rule))
             full: Any = rule
             a = apply(replace(full, step=1.0), {}, corrections).theta - state.theta  # v has the rule's step in it
             mean = apply(FedAvg()).theta - state.theta
@@ -356,7 +357,7 @@ class Federation:
             return Outcome(propose(rule), state.control_value, 1, **settings)
         groups = self.site.groups([_id(reply) for reply in in_time], self.arm.group)
         value = control.start(rule) if state.control_value is None else state.control_value
-        loss = self._mean(in_time, [reply.loss for reply in in_time])
+        loss = self._mean(in_time, [_loss(reply) for reply in in_time])
         trial = controlled(control, rule, value, loss, propose, probe, bend)
         settings["damping" if control.parameter(rule) == "damping" else "step"] = trial.used
         return Outcome(trial.result, trial.value, trial.trials, **settings, **asked)
@@ -368,16 +369,6 @@ class Federation:
         total = math.fsum(weight * loss for weight, loss in zip(weights, losses, strict=True))
         return total / sum(weights) if replies else math.nan
 
-    def _variates(self, old: dict[int, Tensor], in_time: Sequence[Reply]) -> dict[int, Tensor]:
-        """SCAFFOLD's control variates after the round; the server's moves by the mean change over all clients."""
-        new = dict(old)
-        for reply in in_time:
-            if reply.variate_change is not None:
-                change = reply.variate_change
-                for place, share in ((_id(reply), 1.0), (SERVER, 1 / len(self.num_examples))):
-                    new[place] = new.get(place, torch.zeros_like(change)) + share * change
-        return new
-
 
 def _event(round_number: int, client: int | str | None, text: str) -> dict[str, Any]:
     return {"round": round_number, "client": client, "text": text}
@@ -388,9 +379,9 @@ def _id(reply: Reply) -> int:
     return reply.update.client_id
 
 
-def _delta(reply: Reply) -> Tensor:
-    assert isinstance(reply.update.delta, Tensor)
-    return reply.update.delta
+def _loss(reply: Reply) -> float:
+    assert reply.loss is not None
+    return reply.loss
 
 
 def _setting(rule: Rule, name: str) -> float | None:

@@ -23,9 +23,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fipa.federation.focus import focus
+from fipa.federation.messages import Order, Reply
 from fipa.federation.parameters import load_theta
 from fipa.federation.problem import Problem
-from fipa.federation.site import Order, Reply, Site
+from fipa.federation.site import Site
 
 Replies = Callable[[], tuple[list[Reply], float]]  # waits for clients; also tells how many seconds they took
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers

@@ -18,16 +18,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fipa.clients.features import Moon
-from fipa.clients.local_rules import Scaffold
 from fipa.config.load import load, validate
 from fipa.config.schema import Experiment, dump
 from fipa.errors import FipaError
 from fipa.federation.engine import Arm
+from fipa.federation.messages import Order
 from fipa.federation.parameters import save_theta
 from fipa.federation.problem import Problem
-from fipa.federation.site import Order, Site
-from fipa.federation.stage import stage_at
+from fipa.federation.site import Site
+from fipa.federation.stage import floor_of, stage_at
 from fipa.federation.storage import write_json
 from fipa.flower.answer import Answer, encode
 from fipa.flower.client import ARRAYS, client
@@ -70,9 +69,11 @@ def client_app() -> ClientApp:
         arrays = message.content.array_records[ARRAYS].to_torch_state_dict()
         theta = site.problem.layout.flatten({name: arrays[name] for name in site.problem.layout.names})
         order = Order(
-            request.round_number, theta, stage.local, stage.lr_scale, stage.plan, adaptive_steps=stage.adaptive_steps
-        )
+            request.round_number, theta, stage.local, stage.lr_scale, stage.plan, floor_of(stage.rule),
+            adaptive_steps=stage.adaptive_steps,
+        )  # fmt: skip
         (answer,) = site.work((request.client,), order)
+        assert answer.loss is not None
         content = encode(request, Answer(answer.update, metrics={"loss": answer.loss}))
         return Message(content, reply_to=message)
 
@@ -158,9 +159,7 @@ def _arm(experiment: Experiment, problem: Problem, name: str) -> Arm:
     reasons = {
         "step_control asks clients again within a round: set it to false": any(s.control for s in arm.stages),
         "an adaptive rank asks clients for gradients first": any(s.adaptive_rank for s in arm.stages),
-        "its clients remember things from round to round": any(
-            isinstance(s.local, Scaffold | Moon) for s in arm.stages
-        ),
+        "its clients remember things from round to round": any(s.local.remembers for s in arm.stages),
         "it has no clients": arm.centralised,
         "its faults are simulated: here they are real": arm.faults.drop + arm.faults.late > 0,
         "clients are drawn by their examples, which the server does not know": arm.participation.kind == "weighted",
