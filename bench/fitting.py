@@ -13,8 +13,10 @@ from torch.func import grad, vmap
 from bench.authors import PlainFederation
 from bench.common import Record, seconds
 from fipa.aggregation.fipa import FIPA
-from fipa.clients.local_rules import Adam, GaussNewton, LocalRule
+from fipa.clients.descent import Adam
+from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.objective import Objective, StackedObjective
+from fipa.clients.rule import LocalRule
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, ProblemFactory

@@ -15,7 +15,8 @@ from bench.common import Record, seconds
 from bench.fitting import Steps, median
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA
-from fipa.clients.local_rules import Adam, GaussNewton
+from fipa.clients.descent import Adam
+from fipa.clients.gauss_newton import GaussNewton
 from fipa.curvature.terms import Residual
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm
@@ -129,7 +130,7 @@ def _memory(dimension: int) -> Record:
     interior, boundary, penalty, rank, limit = SETTINGS[dimension]
     factory = partial(poisson, dimension=dimension, penalty=penalty, points=Points(interior, boundary))
     plan = SketchPlan(rank=rank, solver="krylov", iterations=2)
-    local, control = GaussNewton(1e-6, whole=True), StepControl(acceleration=0.75)
+    local, control = GaussNewton(), StepControl(acceleration=0.75)
     arm = Arm("FIPA", (Stage(FIPA(floor=1e-6), local, 2, plan, control=control),), group=1)
     with Executor(factory) as executor:
         steps = Steps(arm, executor)

@@ -27,7 +27,7 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import CompletedFIPA
 from fipa.aggregation.rule import Rule
-from fipa.clients.local_rules import SGD
+from fipa.clients.descent import SGD
 from fipa.data.images import Images, ImageSet
 from fipa.federation.engine import Arm, Federation
 from fipa.federation.executor import Executor

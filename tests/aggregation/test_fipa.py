@@ -25,7 +25,7 @@ from aggregation.strategies import (
     sketch_rounds,
 )
 from fipa import FIPA, ClientUpdate, CompletedFIPA, FedAvg, Layout, Sketch
-from fipa.clients.local_rules import GaussNewton
+from fipa.clients.gauss_newton import GaussNewton
 
 DAMPINGS = st.floats(1e-3, 1e2)
 BOTH = pytest.mark.parametrize("rule", [FIPA, CompletedFIPA])
@@ -89,7 +89,7 @@ def test_a_floor_passes_the_whole_gradient_on_whatever_the_rank() -> None:
         U, value = orthonormal(p, 1, rng), torch.tensor([2.0 + client], dtype=DOUBLE)
         gradients.append(normal(p, rng=rng))
         sketch = Sketch(U, value, one_parameter(p))
-        updates.append(ClientUpdate(GaussNewton(floor, whole=True)(sketch, gradients[-1]), 10, sketch))
+        updates.append(ClientUpdate(GaussNewton()(sketch, gradients[-1], floor), 10, sketch))
         total += (U * value) @ U.T / 3
     d = fipa.aggregate(torch.zeros(p, dtype=DOUBLE), updates, FIPA(damping, floor=floor)).theta
     expected = -torch.linalg.solve(total + (damping + floor) * torch.eye(p, dtype=DOUBLE), sum(gradients) / 3)

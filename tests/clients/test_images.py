@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from clients.cases import layout_of, objectives
 from fipa import Client
-from fipa.clients.local_rules import SGD, descend
+from fipa.clients.descent import SGD, descend
 from fipa.clients.objective import Objective, StackedObjective
 from fipa.data import Augment
 from fipa.data.images import Normalise

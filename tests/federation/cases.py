@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fipa import Client, Problem, Residual
-from fipa.clients.local_rules import SGD
+from fipa.clients.descent import SGD
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor
 from fipa.federation.participation import Faults

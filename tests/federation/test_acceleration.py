@@ -12,8 +12,9 @@ from federation.cases import (
     run,
     stage,
 )
-from fipa import FIPA, FedAvg, FipaError, Problem, Residual
-from fipa.clients.local_rules import SGD, GaussNewton
+from fipa import FIPA, FedAvgM, FipaError, Problem, Residual
+from fipa.clients.descent import SGD
+from fipa.clients.gauss_newton import GaussNewton
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm
 from fipa.federation.plans import SketchPlan
@@ -42,11 +43,11 @@ def dense_rows(problem: Problem, theta: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("local", [GaussNewton(), GaussNewton(1e-4, whole=True)], ids=["span", "whole"])
-def test_accelerated_step_equals_the_dense_one(local: GaussNewton) -> None:
+@pytest.mark.parametrize("floor", [0.0, 1e-4], ids=["span", "floor"])
+def test_accelerated_step_equals_the_dense_one(floor: float) -> None:
     """v = -(J^T J + b)^-1 J^T r and a = -1/2 (J^T J + b)^-1 J^T r'' of the pooled problem."""
     control = StepControl(initial=0.3, acceleration=0.75)
-    rule = FIPA(floor=local.damping)
+    rule, local = FIPA(floor=floor), GaussNewton()
     arm = Arm("arm", (stage(rule, local, 1, SketchPlan(rank=None), control=control),))
     ((state, record),) = run(arm, curved)
     problem = curved(0)
@@ -56,7 +57,7 @@ def test_accelerated_step_equals_the_dense_one(local: GaussNewton) -> None:
         return dense_rows(problem, t)
 
     J, r = torch.func.jacrev(rows)(theta), rows(theta)
-    M = J.T @ J + (0.3 + local.damping) * torch.eye(2, dtype=DOUBLE)
+    M = J.T @ J + (0.3 + floor) * torch.eye(2, dtype=DOUBLE)
     v = -torch.linalg.solve(M, J.T @ r)
     second = torch.func.jvp(lambda t: torch.func.jvp(rows, (t,), (v,))[1], (theta,), (v,))[1]
     a = -0.5 * torch.linalg.solve(M, J.T @ second)
@@ -114,9 +115,15 @@ def test_late_clients_count_with_their_curvature_but_do_not_bend() -> None:
     [
         (FIPA(), SGD(steps=1), SketchPlan(), StepControl(acceleration=0.75), "acceleration needs gauss-newton"),
         (FIPA(), GaussNewton(), None, StepControl(acceleration=0.75), "acceleration needs gauss-newton"),
-        (FIPA(), GaussNewton(1e-6, whole=True), SketchPlan(), None, "floor equal to its damping"),
-        (FIPA(floor=1e-2), GaussNewton(1e-6, whole=True), SketchPlan(), None, r"floor = 1e-06"),
-        (FedAvg(), GaussNewton(1e-6, whole=True), None, None, "floor equal to its damping"),
+        (
+            FIPA(floor=1e-2),
+            GaussNewton(1e-6),
+            SketchPlan(),
+            None,
+            "damping = 1e-06, .* floor = 0.01: ",
+        ),
+        (FIPA(floor=1e-2), GaussNewton(1e-2), SketchPlan(), None, "leave theirs out"),
+        (FedAvgM(0.9, inner=FIPA(floor=1e-2)), GaussNewton(1e-6), SketchPlan(), None, "leave theirs out"),
     ],
 )
 def test_settings_that_only_work_in_pairs(rule, local, plan, control, message: str) -> None:

@@ -23,12 +23,13 @@ from federation.cases import (
     texts,
 )
 from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Problem, Residual, Result, Rule
-from fipa.clients.local_rules import SGD, GaussNewton
+from fipa.clients.descent import SGD
+from fipa.clients.gauss_newton import GaussNewton
 from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, Replies, Scope
+from fipa.federation.messages import Order
 from fipa.federation.plans import SketchPlan
-from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
 
 NAN = float("nan")

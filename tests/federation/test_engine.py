@@ -28,12 +28,13 @@ from federation.cases import (
     texts,
 )
 from fipa import FIPA, FOOF, AdditiveFIPA, DiagonalFisher, Diverged, FedAvg, FedAvgM, FipaError, Problem, Residual
-from fipa.clients.local_rules import SGD, GaussNewton, Scaffold
+from fipa.clients.descent import SGD
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.scaffold import Scaffold
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, State
 from fipa.federation.participation import Participation
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, CovariancePlan, DiagonalPlan, SketchPlan
-from fipa.federation.site import SERVER
 from fipa.problems.fitting import misfit, sine
 
 THETA = np.array(START)
@@ -331,9 +332,9 @@ def test_scaffold_is_option_two_of_the_paper(count: int) -> None:
         theta = theta + fedavg([y - theta for y in moved], [SIZES[m] for m in chosen])
         c = c + len(chosen) / 3 * np.mean(changes, axis=0)
         close(state.theta, theta)
-        close(state.variates[SERVER], c)
+        close(state.shared["variate"], c)
         for m in chosen:
-            close(state.variates[m], own[m])
+            close(state.memories[m]["variate"], own[m])
 
 
 def test_scaffold_of_identical_clients_is_fedavg() -> None:
@@ -344,12 +345,14 @@ def test_scaffold_of_identical_clients_is_fedavg() -> None:
     plain = run(stage(FedAvg(), SGD(lr=0.1, steps=3), 5), twins)
     for (one, _), (other, _) in zip(scaffold, plain, strict=True):
         torch.testing.assert_close(one.theta, other.theta, rtol=1e-12, atol=1e-14)
-    assert float(scaffold[0][0].variates[SERVER].norm()) > 0
+    assert float(scaffold[0][0].shared["variate"].norm()) > 0
 
 
 def test_late_answers_leave_the_variates_alone() -> None:
     rounds = run(stage(FedAvg(), Scaffold(lr=0.1, steps=3), 2), faults=Planned(plan={(1, 1): 1, (2, 1): None}))
-    assert set(rounds[-1][0].variates) == {0, 2, SERVER}
+    assert set(rounds[-1][0].memories) == {0, 2}
+    messages = [reply["variate"] for reply in rounds[0][0].memories.values()]  # of the first round: all of a variate
+    close(rounds[0][0].shared["variate"], sum(messages).numpy() / 3)
 
 
 # --- adaptive rank and steps ---

@@ -12,14 +12,16 @@ import torch
 
 from federation.cases import START, comparable, data, linear, lines, stage
 from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, FipaError, Problem, Residual
-from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
+from fipa.clients.descent import SGD, Adam
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.scaffold import Scaffold
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, Scope
+from fipa.federation.messages import Order
 from fipa.federation.parameters import load_theta, save_theta
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, SketchPlan
-from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
 from fipa.problems.vision import ConvNet, images
 
@@ -70,8 +72,11 @@ def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> N
     for (state, record), (same, reference) in zip(found, expected, strict=True):
         assert torch.equal(state.theta, same.theta)
         assert comparable(record) == comparable(reference)
-        assert state.variates.keys() == same.variates.keys()
-        assert all(torch.equal(state.variates[key], same.variates[key]) for key in same.variates)
+        assert state.shared.keys() == same.shared.keys()
+        assert all(torch.equal(state.shared[key], same.shared[key]) for key in same.shared)
+        assert state.memories.keys() == same.memories.keys()
+        for client, memory in same.memories.items():
+            assert all(torch.equal(state.memories[client][key], memory[key]) for key in memory)
 
 
 def test_errors_come_back_from_workers(two: Executor) -> None:

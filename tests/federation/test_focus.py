@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from federation.cases import data, run, stage
 from fipa import FIPA, Client, FedAvg, Problem, Residual
-from fipa.clients.local_rules import SGD
+from fipa.clients.descent import SGD
 from fipa.data import Augment
 from fipa.data.images import Images, Normalise
 from fipa.federation.focus import focus

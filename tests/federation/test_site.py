@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from federation.cases import DOUBLE, START, alike, lines, mean_loss, numbers
 from fipa import ClientUpdate, Diverged, FipaError, Layout, Problem, RelativeThreshold, Residual, Sketch, sketch
-from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
+from fipa.clients.descent import SGD, Adam
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.scaffold import Scaffold
+from fipa.federation.messages import Order, Reply
 from fipa.federation.plans import AdaptiveRank, AdditivePlan, SketchPlan
-from fipa.federation.site import SERVER, Order, Reply, Site
+from fipa.federation.site import Site
 from fipa.problems.fitting import misfit
 from fipa.randomness import seed_for
 
@@ -123,12 +126,14 @@ def test_batches_depend_on_seed_round_and_client_alone() -> None:
 def test_scaffold_corrects_gradients_and_reports_the_change_of_its_variate() -> None:
     site, hand = Site(alike(0), 0), numbers(alike)
     own, server = torch.tensor([0.2, -0.1], dtype=DOUBLE), torch.tensor([0.05, 0.3], dtype=DOUBLE)
-    order = Order(1, THETA, Scaffold(lr=0.1, steps=3), variates={1: own, SERVER: server})
+    order = Order(1, THETA, Scaffold(lr=0.1, steps=3), shared={"variate": server}, memories={1: {"variate": own}})
     replies = site.work((0, 1), order)
     for reply, m, c in zip(replies, (0, 1), (torch.zeros(2, dtype=DOUBLE), own), strict=True):
         delta = hand[m].sgd(THETA.numpy(), 0.1, 3, (server - c).numpy())
         np.testing.assert_allclose(reply.update.delta.numpy(), delta, rtol=1e-10)
-        np.testing.assert_allclose(reply.variate_change.numpy(), -server.numpy() - delta / 0.3, rtol=1e-10)
+        change = -server.numpy() - delta / 0.3
+        np.testing.assert_allclose(reply.message["change"].numpy(), change, rtol=1e-10)
+        np.testing.assert_allclose(reply.memory["variate"].numpy(), c.numpy() + change, rtol=1e-10)
 
 
 @pytest.mark.parametrize("client", [0, 2])
@@ -150,7 +155,7 @@ def test_bytes_of_a_reply() -> None:
     sketch = Sketch(torch.zeros(2, 1, dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE), layout)
     assert Reply(ClientUpdate(delta, 1), 0.0, 1).nbytes == 24
     assert Reply(ClientUpdate(delta, 1, sketch), 0.0, 1).nbytes == 48
-    assert Reply(ClientUpdate(delta, 1), 0.0, 1, variate_change=delta).nbytes == 40
+    assert Reply(ClientUpdate(delta, 1), 0.0, 1, message={"change": delta}, memory={"variate": delta}).nbytes == 40
     assert Reply(ClientUpdate(delta.float(), 1), 0.0, 1).nbytes == 16
 
 

@@ -13,7 +13,8 @@ import torch
 
 from federation.cases import DOUBLE, alike, comparable, run, stage
 from fipa import FIPA, AdditiveFIPA, ClientUpdate, DiagonalFisher, FedAdam, FedAvg, FedAvgM, FipaError, Layout, Sketch
-from fipa.clients.local_rules import SGD, Adam, Scaffold
+from fipa.clients.descent import SGD, Adam
+from fipa.clients.scaffold import Scaffold
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Late, State
 from fipa.federation.participation import Faults, Participation
@@ -62,7 +63,11 @@ def test_interrupted_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
             assert comparable(record) == comparable(reference)
             assert state.control_value == expected.control_value
             assert all(torch.equal(state.rule_state[key], t) for key, t in expected.rule_state.items())
-            assert all(torch.equal(state.variates[key], t) for key, t in expected.variates.items())
+            assert state.shared.keys() == expected.shared.keys()
+            assert all(torch.equal(state.shared[key], t) for key, t in expected.shared.items())
+            assert state.memories.keys() == expected.memories.keys()
+            for client, memory in expected.memories.items():
+                assert all(torch.equal(state.memories[client][key], t) for key, t in memory.items())
             assert [(late.sent, late.arrives) for late in state.late] == [
                 (late.sent, late.arrives) for late in expected.late
             ]
@@ -88,8 +93,9 @@ def test_everything_of_a_state_comes_back(tmp_path: Path) -> None:
     sketch = Sketch(torch.eye(3, dtype=DOUBLE)[:, :2], torch.ones(2, dtype=DOUBLE), layout, "mse", 4, 2.0)
     late = Late(ClientUpdate(torch.ones(3, dtype=DOUBLE), 4, sketch, 7, 0.5), 1, 3)
     state = State(
-        torch.arange(3.0), 1, {"momentum": torch.ones(3)}, 0.25, {-1: torch.zeros(3), 4: torch.ones(3)}, (late,)
-    )
+        torch.arange(3.0), 1, {"momentum": torch.ones(3)}, 0.25, {4: {"variate": torch.ones(3)}},
+        {"variate": torch.zeros(3)}, (late,),
+    )  # fmt: skip
     folder = RunFolder(tmp_path)
     folder.save(state, {"round": 1}, "finished")
     found, history, status = folder.load()
@@ -97,7 +103,8 @@ def test_everything_of_a_state_comes_back(tmp_path: Path) -> None:
     assert torch.equal(found.theta, state.theta)
     assert (found.round_number, found.control_value) == (1, 0.25)
     assert torch.equal(found.rule_state["momentum"], torch.ones(3))
-    assert list(found.variates) == [-1, 4]
+    assert found.memories[4]["variate"].tolist() == [1, 1, 1]
+    assert found.shared["variate"].tolist() == [0, 0, 0]
     (again,) = found.late
     assert (again.sent, again.arrives) == (1, 3)
     assert (again.update.num_examples, again.update.client_id, again.update.weight) == (4, 7, 0.5)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
-from fipa.clients.local_rules import GaussNewton
+from fipa.clients.gauss_newton import GaussNewton
 from fipa.federation.control import StepControl
 from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import Stage

@@ -19,8 +19,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fipa.clients.features import FedRCL, Moon
-from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
+from fipa.clients.registry import LOCAL_RULES
 from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
@@ -42,14 +41,6 @@ RULES: dict[str, type] = {
     "fedadagrad": FedAdagrad,
     "private-fedavg": PrivateFedAvg,
     "private-additive-fipa": PrivateAdditiveFIPA,
-}
-LOCAL_RULES: dict[str, type] = {
-    "adam": Adam,
-    "sgd": SGD,
-    "scaffold": Scaffold,
-    "moon": Moon,
-    "fedrcl": FedRCL,
-    "gauss-newton": GaussNewton,
 }
 
 

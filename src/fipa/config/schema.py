@@ -17,7 +17,8 @@ from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
-from fipa.config.kinds import LOCAL_RULES, RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
+from fipa.clients.registry import LOCAL_RULES
+from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
@@ -200,8 +201,8 @@ def _check_private(stage: StageSpec, arm: ArmSpec) -> None:
     local: Any = stage.local
     if stage.step_control:
         raise ValueError("a private rule takes no step_control: it uses the clients' losses, which have no noise")
-    if local.name == "scaffold":
-        raise ValueError("a private rule takes no scaffold clients: their control variates have no noise")
+    if LOCAL_RULES[local.name].tells:
+        raise ValueError(f"a private rule takes no {local.name} clients: what they tell the server has no noise")
     if arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late):
         raise ValueError(
             "a private rule weighs all clients alike, and each has the same chance to take part: no weighted "

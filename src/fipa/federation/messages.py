@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.clients.local_rules import LocalRule
+from fipa.clients.rule import LocalRule
 from fipa.curvature.additive import AdditiveStatistics
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan
 

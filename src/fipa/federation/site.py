@@ -3,67 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client, pooled
-from fipa.clients.features import FeatureRule, Moon
-from fipa.clients.local_rules import Descent, GaussNewton, LocalRule, Scaffold, descend
+from fipa.clients.descent import Descent
 from fipa.clients.objective import Objective, StackedObjective, Traces
-from fipa.curvature.additive import AdditiveStatistics
+from fipa.clients.rule import LocalRule, LocalWork, Memory
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import Diverged, FipaError, NotFinite
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
+from fipa.federation.messages import Order, Reply
+from fipa.federation.plans import AdditivePlan, SketchPlan
 from fipa.federation.problem import Problem
 from fipa.kernels.small_cnn import SmallCNN
 from fipa.randomness import generator_for, seed_for
 
 KEPT = 256 * 2**20  # bytes of clients' data, ready for use
-SERVER = -1  # the server's place among the control variates
-
-
-@dataclass(frozen=True, eq=False)
-class Order:
-    """What the server broadcasts: the model, and what to do with it."""
-
-    round_number: int
-    theta: Tensor
-    local: LocalRule
-    lr_scale: float = 1.0
-    plan: Plan | None = None
-    adaptive_rank: AdaptiveRank | None = None
-    adaptive_steps: AdaptiveSteps | None = None
-    gradient_norm: float | None = None  # of the sum over the clients
-    variates: Mapping[int, Tensor] = field(default_factory=dict)  # SCAFFOLD's, and MOON's last local models
-
-    @property
-    def asks_for_gradients(self) -> bool:
-        """Whether clients need to know the norm of the summed gradient first."""
-        return self.adaptive_rank is not None
-
-
-@dataclass(frozen=True, eq=False)
-class Reply:
-    """What a client sends back."""
-
-    update: ClientUpdate
-    loss: float  # at the broadcast model
-    local_steps: int
-    notes: tuple[str, ...] = ()
-    variate_change: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Uplink: update, curvature, loss (8 bytes) and SCAFFOLD's change of variates."""
-        curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
-        delta = None if isinstance(self.update.sketch, AdditiveStatistics) else self.update.delta  # it is in there
-        tensors = [t for t in (delta, self.variate_change) if isinstance(t, Tensor)]
-        return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
 
 
 class Site:
@@ -141,13 +102,16 @@ class Site:
 
     def work(self, clients: Sequence[int], order: Order) -> list[Reply]:
         """Local training and curvature of a group of clients."""
+        rule = order.local
+        if rule is None:
+            raise FipaError("an order for these clients must say how to train: its local rule is missing")
         losses = self.losses(clients, order.theta, order.round_number)
         for client, loss in zip(clients, losses, strict=True):
             if not math.isfinite(loss):
                 raise Diverged(
                     f"round {order.round_number}: the loss of client {client} is {loss} at the broadcast model"
                 )
-        needs_gradients = order.asks_for_gradients or isinstance(order.local, GaussNewton)
+        needs_gradients = order.adaptive_rank is not None or rule.needs_curvature
         gradients = self.gradients(clients, order.theta, order.round_number) if needs_gradients else None
         notes: dict[int, list[str]] = {client: [] for client in clients}
         self.problem.load(order.theta)
@@ -158,28 +122,20 @@ class Site:
                 norm = float(gradients[row].norm()) if gradients is not None else None
                 sketches[client] = self._sketch(client, order, norm, notes[client])
 
-        if isinstance(order.local, GaussNewton):
-            assert gradients is not None
-            full = SketchPlan(rank=None)
-            deltas = [
-                order.local(sketches.get(client) or self._compute(full, client, order.round_number), gradient)
-                for client, gradient in zip(clients, gradients, strict=True)
-            ]
-            steps = [1] * len(clients)
-            changes: list[Tensor] | list[None] = [None] * len(clients)
-        else:
-            steps = self._steps(clients, order, sketches, gradients, notes)
-            deltas, changes = self._descend(clients, order, order.local, steps)
-
+        steps = self._steps(clients, order, rule, sketches, gradients, notes)
+        deltas = self._train(clients, order, rule, steps, sketches, gradients)
         replies = []
-        for client, delta, loss, count, change in zip(clients, deltas, losses, steps, changes, strict=True):
+        for client, delta, loss, count in zip(clients, deltas, losses, steps, strict=True):
             if not bool(delta.isfinite().all()):
                 raise Diverged(
                     f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
                 )
             curvature = sketches.get(client) or self._curvature(client, order, delta)
             update = ClientUpdate(delta, self.clients[client].num_examples, curvature, client)
-            replies.append(Reply(update, loss, count, tuple(notes[client]), change))
+            lr, memory = rule.lr_at(order.round_number, order.lr_scale), order.memories.get(client, {})
+            kept, told = rule.outcome(order.theta, delta, count, lr, memory, order.shared)
+            _check_outcome(rule, kept, told)
+            replies.append(Reply(update, loss, count, tuple(notes[client]), told, kept if rule.remembers else None))
         return replies
 
     def _stack(self, clients: Sequence[int]) -> StackedObjective:
@@ -234,13 +190,13 @@ class Site:
         self,
         clients: Sequence[int],
         order: Order,
+        rule: LocalRule,
         sketches: Mapping[int, Sketch],
         gradients: Tensor | None,
         notes: Mapping[int, list[str]],
     ) -> list[int]:
-        assert isinstance(order.local, Descent)
-        if order.adaptive_steps is None:
-            return [order.local.steps_for(self._objectives[client].lengths[0]) for client in clients]
+        if order.adaptive_steps is None or not isinstance(rule, Descent):
+            return [rule.steps_for(self._objectives[client].lengths[0]) for client in clients]
         assert gradients is not None
         steps = []
         for client, gradient in zip(clients, gradients, strict=True):
@@ -248,7 +204,7 @@ class Site:
             count, note = order.adaptive_steps.choose(
                 order.round_number,
                 float(gradient.norm()),
-                self._lr(order, order.local),
+                rule.lr_at(order.round_number, order.lr_scale),
                 smallest,
                 self.clients[client].num_examples,
             )
@@ -257,57 +213,59 @@ class Site:
                 notes[client].append(note)
         return steps
 
-    def _descend(
-        self, clients: Sequence[int], order: Order, rule: Descent, steps: Sequence[int]
-    ) -> tuple[list[Tensor], list[Tensor] | list[None]]:
-        generators = [generator_for(self.seed, "batches", order.round_number, client) for client in clients]
-        lr = self._lr(order, rule)
-        correction = None
-        server = order.variates.get(SERVER, torch.zeros_like(order.theta))
-        if isinstance(rule, Scaffold):
-            own = [order.variates.get(client, torch.zeros_like(order.theta)) for client in clients]
-            correction = torch.stack([server - c for c in own])
-        if isinstance(rule, FeatureRule):
-            return self._descend_by_features(clients, order, rule, steps, generators)
-        self.problem.model.train()
-        with torch.random.fork_rng(devices=[]):  # dropout knows no other generator
-            torch.manual_seed(seed_for(self.seed, "noise", order.round_number, clients[0]))
-            deltas = descend(
-                self._stack(clients), order.theta, rule, steps, lr=lr, generators=generators, correction=correction
-            )
-        self.problem.model.eval()
-        if correction is None:
-            return [delta.clone() for delta in deltas], [None] * len(clients)  # each with its own memory, to be sent
-        changes = [-server - delta / (count * lr) for delta, count in zip(deltas, steps, strict=True)]
-        return [delta.clone() for delta in deltas], changes
-
-    def _descend_by_features(
+    def _train(
         self,
         clients: Sequence[int],
         order: Order,
-        rule: FeatureRule,
+        rule: LocalRule,
         steps: Sequence[int],
-        generators: Sequence[torch.Generator],
-    ) -> tuple[list[Tensor], list[None]]:
-        """One client after the other: features cannot be had side by side."""
-        model, levels, deltas = self.problem.model, rule.levels_of(self.problem.model), []
-        model.train()
-        for client, count, generator in zip(clients, steps, generators, strict=True):
-            if self.clients[client].loss != "cross_entropy":
-                raise FipaError(f"{type(rule).__name__} is for classification: client {client} has another loss")
-            stack = self._stack((client,))
-            previous = order.variates.get(client, order.theta) if isinstance(rule, Moon) else order.theta
-            extra = rule.extra(stack.features_at(levels), order.theta, previous)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_for(self.seed, "noise", order.round_number, client))
-                delta = descend(
-                    stack, order.theta, rule, [count], lr=self._lr(order, rule), generators=[generator], extra=extra,
-                    levels=levels,
-                )  # fmt: skip
-            deltas.append(delta[0])
-        model.eval()
-        return deltas, [None] * len(clients)
+        sketches: Mapping[int, Sketch],
+        gradients: Tensor | None,
+    ) -> list[Tensor]:
+        """Each client's update, of those together that can be trained side by side."""
+        k, everyone = order.round_number, range(len(clients))
+        curvature: list[Sketch] = []
+        if rule.needs_curvature:  # of those who send no sketch, all of it
+            full = SketchPlan(rank=None)
+            curvature = [sketches.get(client) or self._compute(full, client, k) for client in clients]
+        deltas: list[Tensor] = []
+        for rows in [everyone] if rule.side_by_side else [range(row, row + 1) for row in everyone]:
+            some = slice(rows.start, rows.stop)
+            chosen = tuple(clients[some])
+            work = LocalWork(
+                clients=chosen,
+                loss=self.clients[chosen[0]].loss,
+                theta=order.theta,
+                model=self.problem.model,
+                objective=self._stack(chosen),
+                steps=steps[some],
+                lr=rule.lr_at(k, order.lr_scale),
+                generators=[generator_for(self.seed, "batches", k, client) for client in chosen],
+                memories=[order.memories.get(client, {}) for client in chosen],
+                shared=order.shared,
+                gradients=None if gradients is None else gradients[some],
+                sketches=curvature[some],
+                floor=order.floor,
+            )
+            with self._training(k, chosen[0]):
+                deltas += [delta.clone() for delta in rule.train(work)]  # each with its own memory, to be sent
+        return deltas
 
-    @staticmethod
-    def _lr(order: Order, rule: Descent) -> float:
-        return rule.lr * order.lr_scale * rule.lr_decay ** (order.round_number - 1)
+    @contextmanager
+    def _training(self, round_number: int, client: int) -> Iterator[None]:
+        """The model in training mode, with noise of its own: dropout knows no generator but torch's."""
+        self.problem.model.train()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_for(self.seed, "noise", round_number, client))
+                yield
+        finally:
+            self.problem.model.eval()
+
+
+def _check_outcome(rule: LocalRule, kept: Memory, told: Memory) -> None:
+    """A rule that tells or keeps what it does not announce would be sent past noise, or be forgotten."""
+    for announced, content, name in ((rule.remembers, kept, "remembers"), (rule.tells, told, "tells")):
+        if content and not announced:
+            kind = type(rule).__name__
+            raise FipaError(f"{kind}.outcome returned {', '.join(content)}: say `{name}: ClassVar[bool] = True` in it")

@@ -8,7 +8,8 @@ from typing import Any
 
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.rule import Rule
-from fipa.clients.local_rules import GaussNewton, LocalRule
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.rule import LocalRule
 from fipa.errors import FipaError
 from fipa.federation.control import StepControl
 from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan, SketchPlan
@@ -74,11 +75,15 @@ def check_together(rule: Rule, local: LocalRule, plan: Plan | None, control: Ste
         sketches = isinstance(rule, FIPA | CompletedFIPA) and isinstance(plan, SketchPlan)
         if not newton or not sketches:
             raise FipaError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
-    if isinstance(local, GaussNewton) and local.whole and getattr(rule, "floor", None) != local.damping:
-        raise FipaError(
-            "gauss-newton with whole = true needs the rule fipa with a floor equal to its damping: "
-            f'rule = {{ name = "fipa", floor = {local.damping:g} }}'
-        )
+    if isinstance(local, GaussNewton):
+        local.check_floor(floor_of(rule))
+
+
+def floor_of(rule: Rule) -> float:
+    """Curvature that a rule, or the one inside it, adds to each client's in all directions: orders carry it."""
+    inner: Rule | None = getattr(rule, "inner", None)
+    floor: float = getattr(rule, "floor", 0.0)
+    return floor if floor or inner is None else floor_of(inner)
 
 
 def stage_at(stages: Sequence[Stage], round_number: int) -> tuple[Stage, int]:

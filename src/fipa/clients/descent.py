@@ -1,9 +1,9 @@
-"""Local training: SGD, Adam, FedProx (their `proximal` term), SCAFFOLD and Gauss-Newton."""
+"""Local training along gradients: SGD, Adam, and FedProx, which is their `proximal` term."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fipa.clients.objective import StackedObjective
-from fipa.curvature.sketch import Sketch
+from fipa.clients.rule import LocalRule, LocalWork, Memory
 from fipa.errors import FipaError
 
 
 @dataclass(frozen=True)
-class Descent(ABC):
+class Descent(LocalRule):
     r"""What first-order rules share. The optimizer starts afresh every round.
 
     Parameters
@@ -58,16 +58,35 @@ class Descent(ABC):
         if not self.lr > 0 or not self.lr_decay > 0 or min(self.weight_decay, self.proximal) < 0:
             raise FipaError(f"{name}: lr and lr_decay must be positive, weight_decay and proximal not negative")
 
-    def steps_for(self, examples: int) -> int:
-        """Number of steps for a client with that many examples."""
+    def steps_for(self, examples: int) -> int:  # noqa: D102
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
         return self.epochs * math.ceil(examples / (self.batch or examples))
 
+    def lr_at(self, round_number: int, scale: float = 1.0) -> float:  # noqa: D102
+        return self.lr * scale * self.lr_decay ** (round_number - 1)
+
     @abstractmethod
     def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:
         """A fresh optimizer of one parameter."""
+
+    def correction(self, theta: Tensor, memory: Memory, shared: Memory) -> Tensor | None:
+        """What is added to every gradient (p) of a client in a round; None for nothing."""
+        return None
+
+    def corrections(self, work: LocalWork) -> Tensor | None:
+        """Of all clients (M x p)."""
+        found = [self.correction(work.theta, memory, work.shared) for memory in work.memories]
+        if all(one is None for one in found):
+            return None
+        return torch.stack([torch.zeros_like(work.theta) if one is None else one for one in found])
+
+    def train(self, work: LocalWork) -> Tensor:  # noqa: D102
+        return descend(
+            work.objective, work.theta, self, work.steps, lr=work.lr, generators=work.generators,
+            correction=self.corrections(work),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,60 +115,6 @@ class SGD(Descent):
         return torch.optim.SGD([thetas], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
-@dataclass(frozen=True)
-class Scaffold(Descent):
-    r"""SGD along $g_m - c_m + c$, with control variates that estimate each client's and the mean gradient.
-
-    Karimireddy et al. (2020), option II: after $\tau$ steps, $c_m^+ = c_m - c - \Delta\theta_m / (\tau\eta)$, and the
-    server moves c by the mean change of all clients' variates.
-    """
-
-    lr: float = 1e-2
-
-    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
-        return torch.optim.SGD([thetas], lr=lr, weight_decay=self.weight_decay)
-
-
-@dataclass(frozen=True)
-class GaussNewton:
-    r"""One local Gauss-Newton step $\Delta\theta_m = -(\hat H_m + \mu I)^\dagger g_m$, in the span of $\hat H_m$.
-
-    $\hat H_m$ is the sketch that the client sends. A client that sends none takes all of its curvature: without damping
-    the exact, minimum-norm solution of its linearised problem. For the paper's rule the two are the same: the server
-    sees an update only through the sketch.
-
-    Parameters
-    ----------
-    damping
-        $\mu$.
-    cutoff
-        Eigenvalues below this share of the largest count as zero.
-    whole
-        Step outside of the span as well, $-(\hat H_m + \mu I)^{-1} g_m$ with $\mu > 0$: for rules with that `floor`,
-        which then have the whole gradient to work with.
-    """
-
-    damping: float = 0.0
-    cutoff: float = 0.0
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        if self.damping < 0 or self.cutoff < 0:
-            raise FipaError("GaussNewton: damping and cutoff must not be negative")
-        if self.whole and not self.damping:
-            raise FipaError("GaussNewton: whole needs a damping, the same as the server's floor")
-
-    def __call__(self, sketch: Sketch, gradient: Tensor) -> Tensor:
-        """The update (p)."""
-        kept = sketch.eigenvalues > self.cutoff * sketch.eigenvalues[:1]
-        inverse = torch.where(kept, 1 / (sketch.eigenvalues + self.damping), 0)
-        inside = sketch.eigenvectors.T @ gradient
-        if not self.whole:
-            return -(sketch.eigenvectors @ (inverse * inside))
-        return -(sketch.eigenvectors @ ((inverse - 1 / self.damping) * inside) + gradient / self.damping)
-
-
-LocalRule = Adam | SGD | Scaffold | GaussNewton
 Extra = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # a loss on features, inputs x and labels y
 
 

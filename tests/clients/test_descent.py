@@ -1,93 +1,20 @@
-"""Local training against plain loops of torch.optim, and Gauss-Newton against dense solves."""
+"""Local training against plain loops of torch.optim."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-import fipa
-from clients.cases import (
-    DOUBLE,
-    KINDS,
-    OUTPUTS,
-    at,
-    client,
-    edge,
-    gradient_by_hand,
-    layout_of,
-    misfit,
-    network,
-    objectives,
-)
-from fipa import Client, FipaError, Layout, Residual, Sketch
-from fipa.clients.local_rules import SGD, Adam, Batches, Descent, GaussNewton, Scaffold, descend
+from clients.cases import DOUBLE, KINDS, at, client, edge, gradient_by_hand, layout_of, misfit, network, objectives
+from clients.training import generators, start, trained, trained_by_hand
+from fipa import Client, FipaError, Residual
+from fipa.clients.descent import SGD, Adam, Batches, Descent, descend
 from fipa.clients.objective import StackedObjective
-
-
-def generators(size: int, first: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(first + m) for m in range(size)]
-
-
-def start(kind: str = "plain") -> Tensor:
-    model = network(OUTPUTS[kind])
-    return layout_of(model).flatten(dict(model.named_parameters()))
-
-
-@cache
-def stack_of(kind: str, first: int, size: int) -> StackedObjective:
-    """Made once: tracing takes longer than training."""
-    return StackedObjective(objectives(network(OUTPUTS[kind]), [client(kind, first + m) for m in range(size)]))
-
-
-def trained(
-    rule: Descent,
-    steps: Sequence[int],
-    *,
-    kind: str = "plain",
-    first: int = 0,
-    lr: float = 0.05,
-    correction: Tensor | None = None,
-    clients: list[Client] | None = None,
-) -> Tensor:
-    size = len(steps)
-    stack = StackedObjective(objectives(network(), clients)) if clients else stack_of(kind, first, size)
-    rngs = generators(size, first)
-    return descend(stack, start(kind), rule, steps, lr=lr, generators=rngs, correction=correction)
-
-
-def trained_by_hand(
-    one: Client,
-    optimizer: type[torch.optim.Optimizer],
-    steps: int,
-    *,
-    kind: str = "plain",
-    proximal: float = 0.0,
-    correction: Tensor | None = None,
-    **settings: float,
-) -> Tensor:
-    """The usual loop: the model's own parameters, backward(), step()."""
-    model = network(OUTPUTS[kind])
-    layout, begin = layout_of(model), start(kind)
-    training = optimizer(model.parameters(), **settings)
-    for _ in range(steps):
-        gradient = gradient_by_hand(model, layout.names, one)
-        theta = layout.flatten(dict(model.named_parameters()))
-        gradient = gradient + proximal * (theta - begin)
-        if correction is not None:
-            gradient = gradient + correction
-        for name, parameter in model.named_parameters():
-            parameter.grad = layout.unflatten(gradient)[name]
-        training.step()
-    return layout.flatten(dict(model.named_parameters())) - begin
-
+from fipa.clients.scaffold import Scaffold
 
 RULES = {
     "sgd": (SGD(steps=1), torch.optim.SGD, {}),
@@ -114,17 +41,6 @@ def test_equals_a_plain_loop_of_torch_optim(name: str, kind: str) -> None:
         expected = trained_by_hand(client(kind, m), optimizer, count, kind=kind, lr=0.05, **settings)
         torch.testing.assert_close(updates[m], expected, rtol=1e-9, atol=1e-11)
     assert torch.equal(updates[1], torch.zeros_like(updates[1]))
-
-
-def test_correction_is_added_to_every_gradient() -> None:
-    shape = (2, len(start()))
-    correction = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
-    updates = trained(Scaffold(steps=1, weight_decay=0.1), (4, 4), correction=correction)
-    for m in range(2):
-        expected = trained_by_hand(
-            client("plain", m), torch.optim.SGD, 4, correction=correction[m], lr=0.05, weight_decay=0.1
-        )
-        torch.testing.assert_close(updates[m], expected, rtol=1e-9, atol=1e-11)
 
 
 def test_does_not_change_the_broadcast_model() -> None:
@@ -241,92 +157,6 @@ def test_bad_settings_of_descent(kind: type[Descent], settings: dict[str, float]
 def test_bad_momentum() -> None:
     with pytest.raises(FipaError, match="momentum"):
         SGD(steps=1, momentum=-0.5)
-
-
-@pytest.mark.parametrize("settings", [{"damping": -1.0}, {"cutoff": -1e-9}])
-def test_bad_settings_of_gauss_newton(settings: dict[str, float]) -> None:
-    with pytest.raises(FipaError, match=next(iter(settings))):
-        GaussNewton(**settings)
-
-
-# --- Gauss-Newton ---
-
-
-def linearised(one: Client) -> tuple[np.ndarray, np.ndarray]:
-    """Rows A and right-hand side r with the loss 1/2 |A d + r|^2 to first order in the residuals."""
-    model = network()
-    layout = layout_of(model)
-
-    def rows(flat: Tensor) -> Tensor:
-        params = layout.unflatten(flat)
-        parts = []
-        for term in one.data:
-            r = term.function(lambda x: torch.func.functional_call(model, params, (x,)), *term.inputs)
-            r = r.reshape(len(r), -1)
-            weight = torch.as_tensor(term.weight, dtype=DOUBLE)
-            weight = weight[:, None] if weight.dim() == 1 else weight
-            parts.append((r * (weight / len(r)).sqrt()).reshape(-1))
-        return torch.cat(parts)
-
-    return torch.func.jacrev(rows)(start()).numpy(), rows(start()).detach().numpy()
-
-
-def step_of(rule: GaussNewton, one: Client, rank: int | None = None) -> tuple[np.ndarray, Sketch]:
-    model = network()
-    sketch = fipa.sketch(model, one.data, "least_squares", rank=rank)
-    gradient = StackedObjective(objectives(model, [one])).gradients(start()[None])[0]
-    return rule(sketch, gradient).numpy(), sketch
-
-
-@pytest.mark.parametrize("kind", ["plain", "terms"])
-def test_undamped_step_is_the_least_squares_solution_of_minimum_norm(kind: str) -> None:
-    """Fewer residuals (5, or 15 of rank below 13) than the 13 parameters."""
-    one = client(kind, 1)
-    A, r = linearised(one)
-    expected = np.linalg.lstsq(A, -r, rcond=1e-7)[0]
-    step, _ = step_of(GaussNewton(), one)
-    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-7 * np.linalg.norm(expected))
-
-
-@pytest.mark.parametrize("damping", [1e-3, 0.5])
-def test_damped_step_equals_the_dense_solve(damping: float) -> None:
-    one = client("terms", 2)
-    A, r = linearised(one)
-    expected = -np.linalg.solve(A.T @ A + damping * np.eye(A.shape[1]), A.T @ r)
-    step, _ = step_of(GaussNewton(damping), one)
-    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
-
-
-def test_step_stays_in_the_span_of_a_truncated_sketch() -> None:
-    one = client("terms", 2)
-    A, r = linearised(one)
-    step, sketch = step_of(GaussNewton(0.1), one, rank=3)
-    U = sketch.eigenvectors.numpy()
-    expected = -U @ np.linalg.solve(U.T @ A.T @ A @ U + 0.1 * np.eye(3), U.T @ A.T @ r)
-    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
-
-
-def test_whole_step_is_the_dense_solve_with_the_sketch() -> None:
-    one = client("terms", 2)
-    A, r = linearised(one)
-    step, sketch = step_of(GaussNewton(0.1, whole=True), one, rank=3)
-    H = (sketch.eigenvectors * sketch.eigenvalues) @ sketch.eigenvectors.T
-    expected = -np.linalg.solve(H.numpy() + 0.1 * np.eye(A.shape[1]), A.T @ r)
-    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-9)
-    with pytest.raises(FipaError, match="whole needs a damping"):
-        GaussNewton(whole=True)
-
-
-def test_cutoff_and_zero_eigenvalues_by_hand() -> None:
-    """diag(4, 1, 0) and g = (8, 3, 5): the last never counts, the second not below half of the first."""
-    sketch = Sketch(torch.eye(3, dtype=DOUBLE), torch.tensor([4.0, 1.0, 0.0], dtype=DOUBLE), Layout(("x",), ((3,),)))
-    gradient = torch.tensor([8.0, 3.0, 5.0], dtype=DOUBLE)
-    assert GaussNewton()(sketch, gradient).tolist() == [-2.0, -3.0, 0.0]
-    assert GaussNewton(cutoff=0.5)(sketch, gradient).tolist() == [-2.0, 0.0, 0.0]
-    assert GaussNewton(cutoff=0.2)(sketch, gradient).tolist() == [-2.0, -3.0, 0.0]
-    assert GaussNewton(damping=4.0)(sketch, gradient).tolist() == pytest.approx([-1.0, -0.6, 0.0])
-    nothing = Sketch(torch.zeros(3, 0, dtype=DOUBLE), torch.zeros(0, dtype=DOUBLE), sketch.layout)
-    assert GaussNewton()(nothing, gradient).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_training_on_several_terms_of_unequal_length_in_batches() -> None:
