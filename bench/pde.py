@@ -19,7 +19,7 @@ from fipa.clients.descent import Adam
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.curvature.terms import Residual
 from fipa.federation.control import StepControl
-from fipa.federation.engine import Arm
+from fipa.federation.arm import Arm
 from fipa.federation.executor import Executor
 from fipa.federation.memory import peak_mib, reset_peak
 from fipa.federation.plans import SketchPlan

@@ -29,7 +29,8 @@ from fipa.aggregation.fipa import CompletedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.clients.descent import SGD
 from fipa.data.images import Images, ImageSet
-from fipa.federation.engine import Arm, Federation
+from fipa.federation.arm import Arm
+from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.plans import AdditivePlan, Plan, SketchPlan
 from fipa.federation.problem import Problem

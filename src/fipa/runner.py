@@ -25,7 +25,9 @@ from fipa import __version__
 from fipa.config.load import validate
 from fipa.config.schema import Experiment, dump, resolved
 from fipa.errors import Diverged, FipaError
-from fipa.federation.engine import Arm, Federation, State
+from fipa.federation.arm import Arm
+from fipa.federation.coordinator import State
+from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor, Scope
 from fipa.federation.parameters import save_theta
 from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares

@@ -12,7 +12,8 @@ from fipa import FIPA, FipaError, Problem, Residual
 from fipa.clients.features import FeatureRule
 from fipa.clients.fedrcl import FedRCL
 from fipa.clients.moon import Moon
-from fipa.federation.engine import Arm, Federation
+from fipa.federation.arm import Arm
+from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.messages import Order
 from fipa.federation.plans import SketchPlan

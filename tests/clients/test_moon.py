@@ -11,7 +11,8 @@ from fipa import FedAvg
 from fipa.clients.descent import SGD
 from fipa.clients.moon import Moon
 from fipa.clients.rule import Memory
-from fipa.federation.engine import Arm, Federation
+from fipa.federation.arm import Arm
+from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.messages import Order
 from fipa.federation.stage import Stage

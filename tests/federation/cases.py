@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from fipa import Client, Problem, Residual
 from fipa.clients.descent import SGD
-from fipa.federation.engine import Arm, Federation, State
+from fipa.federation.arm import Arm
+from fipa.federation.coordinator import State
+from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.participation import Faults
 from fipa.federation.stage import Stage
@@ -124,7 +126,7 @@ def run(
         arm = Arm("arm", (arm,), **settings)
     with Executor(factory) as executor:
         federation = Federation(arm, seed, executor)
-        return list(federation.rounds(state or federation.start()))
+        return [(state, record.plain()) for state, record in federation.rounds(state or federation.start())]
 
 
 def texts(record: Mapping[str, Any]) -> list[tuple[int | None, str]]:

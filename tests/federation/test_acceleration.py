@@ -15,8 +15,8 @@ from federation.cases import (
 from fipa import FIPA, FedAvgM, FipaError, Problem, Residual
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
-from fipa.federation.engine import Arm
 from fipa.federation.plans import SketchPlan
 
 CURVED = torch.tensor([[0.3, -0.2], [1.1, 0.4], [-0.5, 0.9]], dtype=DOUBLE)
@@ -98,8 +98,9 @@ def test_the_correction_does_not_depend_on_the_rules_step() -> None:
 def test_steps_that_are_rejected_unseen_are_not_paid_for_as_probes() -> None:
     control = StepControl(initial=0.3, acceleration=1e-3, caution=10.0)
     ((_, record),) = run(stage(FIPA(), GaussNewton(), 1, SketchPlan(rank=None), control=control), curved)
-    # two clients of 16 bytes: the model, a step for each trial, and the one proposed model that they judged
-    assert record["downlink_bytes"] == 2 * 16 * (1 + record["trials"] + 1)
+    # two clients of 16 bytes: the model, model and step for each trial, and the one proposed model that they judged
+    assert record["downlink_bytes"] == 2 * 16 * (1 + 2 * record["trials"] + 1)
+    assert record["trips"] == 1 + record["trials"] + 1
 
 
 def test_late_clients_count_with_their_curvature_but_do_not_bend() -> None:

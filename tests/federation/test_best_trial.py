@@ -8,7 +8,7 @@ import pytest
 
 from federation.test_control import Script
 from fipa import FIPA, FedAvg, FipaError
-from fipa.federation.control import StepControl, Trial, controlled
+from fipa.federation.control import StepControl, Trial
 
 BEST = StepControl(adapt="step", select="best", caution=2.0, trials=5)
 
@@ -17,7 +17,7 @@ def tried(losses: Sequence[float], loss: float = 1.0, control: StepControl = BES
     name = "step" if control.adapt == "step" else "damping"
     script = Script(name, losses)
     rule = FedAvg(step=1.0) if name == "step" else FIPA(damping=0.1)
-    trial = controlled(control, rule, 0.123, loss, script.propose, script.probe)
+    trial = script.run(control, rule, 0.123, loss)
     return trial, [getattr(rule, name) for rule in script.proposed]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +27,11 @@ from federation.cases import (
 from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Problem, Residual, Result, Rule
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
-from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
-from fipa.federation.engine import Arm, Federation, State
-from fipa.federation.executor import Executor, Replies, Scope
-from fipa.federation.messages import Order
+from fipa.federation.arm import Arm
+from fipa.federation.control import LARGEST, SMALLEST, Conversation, StepControl, Trial, controlled
+from fipa.federation.coordinator import State
+from fipa.federation.engine import Federation
+from fipa.federation.executor import Executor, Rows
 from fipa.federation.plans import SketchPlan
 from fipa.problems.fitting import misfit, sine
 
@@ -46,11 +49,18 @@ class Script:
         self.proposed.append(rule)
         return Result(torch.tensor([getattr(rule, self.name)], dtype=DOUBLE), None, {})
 
-    def probe(self, theta: torch.Tensor) -> float:
+    def probe(self, theta: torch.Tensor) -> Conversation[float]:
+        yield from ()  # clients need not be asked
         return self.losses[len(self.proposed) - 1]
 
-    def run(self, control: StepControl, rule: Rule, value: float) -> Trial:
-        return controlled(control, rule, value, 1.0, self.propose, self.probe)
+    def follow(self, rule: Rule, result: Result[torch.Tensor]) -> Conversation[tuple[Result[torch.Tensor], float]]:
+        raise AssertionError("nobody asked for acceleration")
+
+    def run(self, control: StepControl, rule: Rule, value: float, loss: float = 1.0) -> Trial:
+        trials = controlled(control, rule, value, loss, self.propose, self.probe, self.follow)
+        with pytest.raises(StopIteration) as end:
+            next(trials)
+        return end.value.value
 
     @property
     def values(self) -> list[float]:
@@ -147,17 +157,13 @@ def test_bad_settings(settings: dict[str, float], message: str) -> None:
 class Counting(Executor):
     """Counts what clients are asked to do."""
 
-    worked = probed = 0
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.asked = Counter[str]()
 
-    def start(self, scope: Scope, groups: Sequence[tuple[int, ...]], order: Order) -> Replies:
-        self.worked += 1
-        return super().start(scope, groups, order)
-
-    def losses(
-        self, scope: Scope, groups: Sequence[tuple[int, ...]], theta: torch.Tensor, round_number: int = 0
-    ) -> list[float]:
-        self.probed += 1
-        return super().losses(scope, groups, theta, round_number)
+    def start(self, method: str, *args: Any, **settings: Any) -> Rows:
+        self.asked[method] += 1
+        return super().start(method, *args, **settings)
 
 
 def test_rejected_fedavg_steps_are_halved_from_the_same_updates() -> None:
@@ -171,9 +177,10 @@ def test_rejected_fedavg_steps_are_halved_from_the_same_updates() -> None:
     arm = Arm("a", (stage(FedAvg(), SGD(lr=9.0, steps=1), control=StepControl()),))
     with Counting(lines) as executor:
         federation = Federation(arm, 0, executor)
-        state, record = federation.round(federation.start())
+        state, typed = federation.round(federation.start())
+        record = typed.plain()
         trials = 1 + round(np.log(1 / expected) / np.log(4))
-        assert (executor.worked, executor.probed) == (1, trials)
+        assert (executor.asked["work"], executor.asked["losses"]) == (1, trials)
     np.testing.assert_allclose(state.theta.numpy(), theta + expected * mean, rtol=1e-12)
     assert record["step"] == expected
     assert record["damping"] is None

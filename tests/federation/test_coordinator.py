@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fipa.federation.adaptive import AdaptiveRank
 
 from fipa import FIPA, AdditiveFIPA, ClientUpdate, Diverged, FedAvg, FipaError, Layout, Sketch
 from fipa.clients.descent import SGD
@@ -16,7 +17,6 @@ from fipa.clients.moon import Moon
 from fipa.clients.scaffold import Scaffold
 from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
-from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import Coordinator, State
@@ -217,7 +217,8 @@ def test_clients_that_tell_no_loss_cannot_judge() -> None:
     coordinator = Coordinator(arm(stage), 0)
 
     def silent(ask: Ask) -> Answers:
-        return there(0) if isinstance(ask.question, Who) else Answers({0: reply(0, sketch=sketched(0, 1).update.sketch)})
+        told = reply(0, sketch=sketched(0, 1.0).update.sketch)
+        return there(0) if isinstance(ask.question, Who) else Answers({0: told})
 
     with pytest.raises(FipaError, match="step control needs the clients' loss"):
         talk(coordinator, coordinator.start(THETA), silent)

@@ -15,8 +15,10 @@ from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, FipaError, Probl
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.scaffold import Scaffold
+from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
-from fipa.federation.engine import Arm, Federation, State
+from fipa.federation.coordinator import State
+from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor, Scope
 from fipa.federation.messages import Order
 from fipa.federation.parameters import load_theta, save_theta
@@ -54,7 +56,7 @@ ARMS = {
 
 def rounds(executor: Executor, arm: Arm, seed: int = 0) -> list[tuple[State, dict[str, object]]]:
     federation = Federation(arm, seed, executor)
-    return list(federation.rounds(federation.start()))
+    return [(state, record.plain()) for state, record in federation.rounds(federation.start())]
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +102,13 @@ def test_answers_come_in_the_order_of_the_groups() -> None:
     with Executor(lines) as executor:
         order = Order(1, torch.tensor(START, dtype=torch.float64), SGD(lr=0.1, steps=1))
         groups = [(2,), (0,), (1,)]
-        assert [r.update.client_id for r in executor.start(SCOPE, groups, order)()[0]] == [2, 0, 1]
+        assert [r.update.client_id for r in executor.start("work", SCOPE, groups, order)()[0]] == [2, 0, 1]
         site = executor.site(SCOPE)
-        assert executor.losses(SCOPE, groups, order.theta) == [site.losses((m,), order.theta)[0] for m in (2, 0, 1)]
-        gradients = executor.gradients(SCOPE, groups, order.theta)
-        assert torch.equal(gradients, torch.cat([site.gradients((m,), order.theta) for m in (2, 0, 1)]))
+        losses, seconds = executor.start("losses", SCOPE, groups, order.theta)()
+        assert losses == [site.losses((m,), order.theta)[0] for m in (2, 0, 1)]
+        assert seconds > 0
+        gradients, _ = executor.start("gradients", SCOPE, groups, order.theta)()
+        assert torch.equal(torch.stack(gradients), torch.cat([site.gradients((m,), order.theta) for m in (2, 0, 1)]))
 
 
 def test_sites_are_kept_by_seed_and_kind() -> None:
@@ -127,13 +131,13 @@ def test_two_arms_on_one_problem_start_alike() -> None:
             list(federation.rounds(start))
 
 
-def test_threads_are_set() -> None:
+def test_threads_are_set_on_entry_and_set_back() -> None:
     before = torch.get_num_threads()
-    try:
-        with Executor(lines, threads=2):
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    executor = Executor(lines, threads=before + 1)
+    assert torch.get_num_threads() == before
+    with executor:
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 # --- images, and evaluation while workers are busy ---
@@ -169,7 +173,7 @@ def test_evaluation_during_the_next_round_changes_no_record(two: Executor) -> No
     for after, record in together:
         state, alone = federation.round(state)
         assert torch.equal(after.theta, state.theta)
-        assert comparable(record) == comparable(alone)
+        assert comparable(record.plain()) == comparable(alone.plain())
     assert len(together) == 4
 
 
@@ -177,13 +181,14 @@ def test_workers_begin_before_the_last_model_is_evaluated(two: Executor, monkeyp
     told: list[object] = []
     start, evaluate = Executor.start, Problem.evaluate
     monkeypatch.setattr(
-        Executor, "start", lambda self, scope, groups, order: (
-            told.append(("start", order.round_number)), start(self, scope, groups, order))[1]
+        Executor, "start", lambda self, method, scope, groups, *what, **more: (
+            told.append(("start", what[0].round_number)) if method == "work" else None,
+            start(self, method, scope, groups, *what, **more))[1]
     )  # fmt: skip
     monkeypatch.setattr(Problem, "evaluate", lambda self, theta: (told.append("evaluate"), evaluate(self, theta))[1])
-    federation = Federation(Arm("a", (stage(FedAvg(), rounds=3),)), 0, two)
+    federation = Federation(Arm("a", (stage(FedAvg(), rounds=3),), average=0), 0, two)
     for _, record in federation.rounds(federation.start()):
-        told.append(("seen", record["round"]))
+        told.append(("seen", record.round))
     assert told == [
         ("start", 1), ("start", 2), "evaluate", ("seen", 1), ("start", 3), "evaluate", ("seen", 2), "evaluate",
         ("seen", 3),
@@ -211,10 +216,11 @@ def test_an_arm_after_a_warm_up_is_the_rest_of_one_that_has_both(tmp_path: Path)
     first, second = stage(FedAvg(), local, 2), stage(FIPA(0.1), local, 2, SketchPlan(rank=4))
     some = Participation("uniform", 2)
     with Executor(FOUR) as executor:
-        whole = rounds(executor, Arm("a", (first, second), some))
-        warm = rounds(executor, Arm("a", (first,), some))
+        whole = rounds(executor, Arm("a", (first, second), some, average=0))
+        warm = rounds(executor, Arm("a", (first,), some, average=0))
         save_theta(tmp_path / "theta.safetensors", warm[-1][0].theta)
-        rest = rounds(executor, Arm("a", (second,), some, after=2, start=str(tmp_path / "theta.safetensors")))
+        start = str(tmp_path / "theta.safetensors")
+        rest = rounds(executor, Arm("a", (second,), some, after=2, start=start, average=0))
     assert len({tuple(record["clients"]) for _, record in whole}) > 1
     for (state, record), (same, reference) in zip(warm + rest, whole, strict=True):
         assert torch.equal(state.theta, same.theta)

@@ -15,8 +15,10 @@ from federation.cases import DOUBLE, alike, comparable, run, stage
 from fipa import FIPA, AdditiveFIPA, ClientUpdate, DiagonalFisher, FedAdam, FedAvg, FedAvgM, FipaError, Layout, Sketch
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.scaffold import Scaffold
+from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
-from fipa.federation.engine import Arm, Late, State
+from fipa.federation.coordinator import State
+from fipa.federation.messages import Late
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.plans import AdditivePlan, DiagonalPlan, SketchPlan
 from fipa.federation.storage import RunFolder, finite, write_json

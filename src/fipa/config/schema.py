@@ -23,8 +23,8 @@ from fipa.config.lines import Path
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import Solver
+from fipa.federation.arm import GROUP, Arm
 from fipa.federation.control import StepControl
-from fipa.federation.engine import GROUP, Arm
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.plans import (
     AdaptiveRank,

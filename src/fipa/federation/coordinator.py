@@ -24,7 +24,7 @@ from fipa.federation.arrivals import arrivals
 from fipa.federation.control import Conversation, controlled
 from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
 from fipa.federation.record import RoundRecord, event
-from fipa.federation.stage import Stage, stage_at
+from fipa.federation.stage import stage_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +141,10 @@ class _Round:
         for old in self.state.late:
             self._say(old.update.client_id, "its late answer belongs to the last stage: not used")
         self.state = replace(self.state, rule_state={}, control_value=None, late=())
-        if self.k > self.arm.after + 1:
-            before, _ = stage_at(self.arm.stages, self.k - 1 - self.arm.after)
-            if type(before.local) is not type(self.stage.local):
-                self.state = replace(self.state, shared={}, memories={})
+        local, first = self.stage.local, self.k == self.arm.after + 1
+        if first or type(stage_at(self.arm.stages, self.k - 1 - self.arm.after)[0].local) is not type(local):
+            shared = {} if local is None else local.start(self.state.theta)
+            self.state = replace(self.state, shared=shared, memories={})
 
     def _order(self, clients: Sequence[int]) -> Conversation[Order]:
         """What to broadcast; adaptive ranks need the clients' gradients first."""
@@ -191,7 +191,9 @@ class _Round:
             theta, rule_state = outcome.result.theta, outcome.result.state
             buffers = {**buffers, **_averaged(list(replies.values()))}
         messages = [reply.message for reply in replies.values() if reply.message]
-        shared = state.shared if local is None or not messages else local.server(state.shared, messages, self.population)
+        shared = state.shared
+        if local is not None and messages:
+            shared = local.server(shared, messages, self.population)
         memories = {client: reply.memory for client, reply in replies.items() if reply.memory is not None}
         recent = (*state.recent, theta)[-self.arm.average :] if self.arm.average else ()
         return State(
@@ -286,7 +288,7 @@ class _Judges:
             raise Diverged("a client does not tell how its residuals bend")
         corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
         for client, gradient in answers.values.items():
-            corrections[client] = 0.5 * local(self._replies[client].update.sketch, gradient)
+            corrections[client] = 0.5 * local(self._replies[client].update.sketch, gradient, getattr(rule, "floor", 0.0))
         full: Any = rule
         a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
         mean = self._apply(FedAvg()).theta - theta

@@ -62,15 +62,20 @@ class Federation:
 
         A model is evaluated here while worker processes are busy with the next round.
         """
-        before: Done | None = None
+        evaluated: list[Done] = []
+        waiting: list[Done] = []
+
+        def evaluate() -> None:
+            evaluated.extend(self._evaluated(*waiting.pop()) for _ in waiting[:])
+
         while state.round_number < self.arm.last:
-            finished: list[Done] = []
-            meanwhile = None if before is None else lambda done=before: finished.append(self._evaluated(*done))
-            after = carry(self.coordinator.round(state), self._transport, meanwhile)
-            yield from finished
-            before, state = after, after[0]
-        if before is not None:
-            yield self._evaluated(*before)
+            done = carry(self.coordinator.round(state), self._transport, evaluate)
+            yield from evaluated
+            evaluated.clear()
+            waiting.append(done)
+            state = done[0]
+        evaluate()
+        yield from evaluated
 
     def round(self, state: State) -> Done:
         """One round."""

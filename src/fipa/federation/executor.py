@@ -23,7 +23,6 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fipa.federation.focus import focus
-from fipa.federation.messages import Order, Reply
 from fipa.federation.parameters import load_theta
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site

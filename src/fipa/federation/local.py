@@ -24,7 +24,7 @@ class LocalTransport:
         self._arm, self._seed, self._executor = arm, seed, executor
         self.scope = Scope(seed, arm.centralised, arm.start, arm.params)
         self.site = executor.site(self.scope)
-        self.num_examples = {m: client.num_examples for m, client in enumerate(self.site.clients)}
+        self.num_examples = {number: client.num_examples for number, client in self.site.clients.items()}
         first = arm.participation.select(list(self.num_examples.values()), seed, 1)
         bends = any(stage.control is not None and stage.control.acceleration for stage in arm.stages)
         executor.prepare(self.scope, self._groups(first), self.site.initial, bends)

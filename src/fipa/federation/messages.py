@@ -129,7 +129,7 @@ class Reply:
 
     @property
     def nbytes(self) -> int:
-        """Uplink: update, curvature, loss (8 bytes) and the message of the local rule. Memories stay with the client."""
+        """Uplink: update, curvature, loss (8 bytes) and the local rule's message. Memories stay with the client."""
         curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
         delta = None if isinstance(self.update.sketch, AdditiveStatistics) else self.update.delta  # it is in there
         tensors = [t for t in (delta, *self.message.values()) if isinstance(t, Tensor)]

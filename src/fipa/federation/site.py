@@ -28,33 +28,55 @@ KEPT = 256 * 2**20  # bytes of clients' data, ready for use
 
 
 class Site:
-    """All clients of a problem. Stateless between rounds: what lasts is passed in and out."""
+    """All clients of a problem. Stateless between rounds: what lasts is passed in and out.
+
+    Parameters
+    ----------
+    centralised
+        One client holds all data.
+    initial
+        Parameters to start from; the problem's own without.
+    ids
+        The clients' numbers, where the problem has only some of a federation's clients.
+    """
 
     def __init__(
-        self, problem: Problem, seed: int, *, centralised: bool = False, initial: Tensor | None = None
+        self,
+        problem: Problem,
+        seed: int,
+        *,
+        centralised: bool = False,
+        initial: Tensor | None = None,
+        ids: Sequence[int] | None = None,
     ) -> None:
         self.problem = problem
         self.seed = seed
         self.initial = problem.initial if initial is None else initial
         self._centralised = centralised
+        self._ids = tuple(range(1 if centralised else len(problem.clients))) if ids is None else tuple(ids)
         self._traces: Traces = {}
         self._small = SmallCNN.of(problem.model, problem.layout)
         self._round = 0
         self._take(problem.clients)
 
     def _take(self, clients: Sequence[Client]) -> None:
-        self.clients: tuple[Client, ...] = (pooled(clients),) if self._centralised else tuple(clients)
-        self._objectives = [
-            Objective(self.problem.model, self.problem.layout, client, self._small) for client in self.clients
-        ]
+        here = (pooled(clients),) if self._centralised else clients
+        self.clients: dict[int, Client] = dict(zip(self._ids, here, strict=True))
+        self._objectives = {
+            number: Objective(self.problem.model, self.problem.layout, client, self._small)
+            for number, client in self.clients.items()
+        }
         self._stacks: dict[tuple[int, ...], StackedObjective] = {}
 
     def _turn(self, round_number: int) -> None:
         """Have the data of that round, if they change with the rounds."""
         if self.problem.resample is not None and round_number != self._round:
-            forms = [objective.form for objective in self._objectives]
-            self._take([Client.of(one) for one in self.problem.resample(round_number)])
-            if [objective.form for objective in self._objectives] != forms:
+            forms = [objective.form for objective in self._objectives.values()]
+            fresh = [Client.of(one) for one in self.problem.resample(round_number)]
+            fits = len(fresh) == len(self.problem.clients)
+            if fits:
+                self._take(fresh)
+            if not fits or [objective.form for objective in self._objectives.values()] != forms:
                 raise FipaError(f"resample({round_number}) returned data of another form than the problem's clients")
             self._round = round_number
 
@@ -90,7 +112,7 @@ class Site:
         with torch.no_grad():
             return torch.stack([self._objectives[client].bend(theta, direction) for client in clients])
 
-    def prepare(self, clients: Sequence[int], theta: Tensor, bends: bool = False) -> None:
+    def prepare(self, clients: Sequence[int], theta: Tensor, bends: bool = False) -> list[None]:
         """Stack and trace what rounds will need, so that the first round takes no longer than the others."""
         self.losses(clients, theta)
         self.gradients(clients, theta)
@@ -99,6 +121,7 @@ class Site:
         self.problem.model.train()
         self._stack(clients).gradients(theta.expand(len(clients), -1))
         self.problem.model.eval()
+        return [None] * len(clients)
 
     def work(self, clients: Sequence[int], order: Order) -> list[Reply]:
         """Local training and curvature of a group of clients."""

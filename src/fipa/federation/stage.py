@@ -54,6 +54,11 @@ class Stage:
             raise FipaError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
         check_together(self.rule, self.local, self.plan, self.control)
 
+    @property
+    def sums(self) -> bool:
+        """Whether the curvature that clients send is of use in one round's sum only."""
+        return self.plan is not None and getattr(getattr(self.plan, "makes", None), "is_sum", False)
+
     def evaluates(self, place: int) -> bool:
         """Whether the model is evaluated after round `place` of this stage, counted from 0."""
         return (place + 1) % self.evaluate_every == 0 or place + 1 == self.rounds

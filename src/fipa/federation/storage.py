@@ -19,7 +19,8 @@ from fipa.curvature.covariance import InputCovariance
 from fipa.curvature.diagonal import DiagonalCurvature
 from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
-from fipa.federation.engine import Late, State
+from fipa.federation.coordinator import State
+from fipa.federation.messages import Late
 from fipa.layout import Layout
 
 # what a checkpoint may hold besides tensors and plain data: nothing in it can run code

@@ -18,10 +18,9 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.summary import CurvatureSummary, Occasion
 from fipa.curvature.terms import LossName
 from fipa.errors import FipaError
-from fipa.curvature.summary import Occasion
 from fipa.federation.messages import Reply
 from fipa.flower.answer import encode
 from fipa.flower.masked import MASKED, SECURE, masked

@@ -67,7 +67,9 @@ class Inbox:
             if request.method == Order.method and request.round_number > k - OLDEST
         }  # fmt: skip
 
-    def matched(self, replies: Iterable[Message], refused: dict[int | str, str]) -> Iterator[tuple[Request, RecordDict]]:
+    def matched(
+        self, replies: Iterable[Message], refused: dict[int | str, str]
+    ) -> Iterator[tuple[Request, RecordDict]]:
         """What was asked and what was answered, each question once; all else is refused."""
         for reply in replies:
             request = self._sent.pop(reply.metadata.reply_to_message_id, None)

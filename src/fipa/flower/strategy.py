@@ -46,8 +46,8 @@ FLOOR = 0.01
 class FIPA(FedAvg):
     """Fisher-informed aggregation, or any other rule of `fipa`, in the place of Flower's `FedAvg`.
 
-    Clients are apps made with `fipa.flower.client`. Those that train by themselves answer with `fipa.flower.reply`; those
-    that have an objective are told how to train by `local`, and can judge the server's steps.
+    Clients are apps made with `fipa.flower.client`. Those that train by themselves answer with `fipa.flower.reply`.
+    Those that have an objective are told how to train by `local`, and can judge the server's steps.
 
     Parameters
     ----------
