@@ -108,6 +108,16 @@ def test_what_a_rule_does_not_announce_is_refused(kind: type[SGD], name: str) ->
         Site(alike(0), 0).work((0,), Order(1, THETA, kind(steps=1)))
 
 
+class Few(SGD):
+    def train(self, work: LocalWork) -> Tensor:
+        return super().train(work)[1:]
+
+
+def test_a_rule_that_forgets_a_client_is_named() -> None:
+    with pytest.raises(FipaError, match=r"Few\.train must return updates of shape 2 x 2, got \[\(2,\)\]"):
+        Site(alike(0), 0).work((0, 1), Order(1, THETA, Few(steps=1)))
+
+
 @dataclass(frozen=True)
 class Half(SGD):
     """Corrects the gradients of those who have a memory."""
