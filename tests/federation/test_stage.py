@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from federation.cases import run, stage
-from fipa import FIPA, FedAvg, FipaError, PrivateFedAvg
+from fipa import FIPA, CompletedFIPA, FedAvg, FedAvgM, FipaError, PrivateFedAvg
 from fipa.federation.arm import Arm
 from fipa.federation.plans import SketchPlan
-from fipa.federation.stage import stage_at
+from fipa.federation.stage import floor_of, stage_at
 
 
 def test_stages_follow_each_other() -> None:
@@ -66,3 +66,8 @@ def test_runs_do_not_share_the_noise_of_a_private_rule() -> None:
     rules = [private.rule_at(0, seed) for seed in (0, 0, 1)]
     assert rules[0] == rules[1] != rules[2]
     assert stage(PrivateFedAvg()).rule_at(0, 5) == PrivateFedAvg()  # from the operating system
+
+
+def test_the_floor_that_orders_carry() -> None:
+    assert floor_of(FIPA(floor=0.3)) == floor_of(FedAvgM(0.9, inner=FIPA(floor=0.3))) == 0.3
+    assert floor_of(FIPA()) == floor_of(FedAvg()) == floor_of(CompletedFIPA(0.5)) == floor_of(FedAvgM(0.9)) == 0.0

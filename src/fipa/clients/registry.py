@@ -1,4 +1,4 @@
-"""Local rules by name, and as plain settings: so they stand in experiments, and travel to clients in messages."""
+"""Local rules by name, as they stand in experiments, and as plain settings, as they travel to clients."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ LOCAL_RULES: dict[str, type[LocalRule]] = {
 def register(name: str, kind: type[LocalRule]) -> None:
     """Make a rule of your own known by a name: in every process that trains with it, server and clients alike.
 
+    Messages can then carry it. Experiments in TOML know what was registered before `fipa.config` is first imported.
+
     Parameters
     ----------
     name
-        As it is to stand in settings. Names that are taken are refused, unless by an older version of the same class.
+        As it stands in settings. Names that are taken are refused, unless by an older version of the same class.
     kind
         A frozen dataclass that inherits from `LocalRule`; its fields are numbers, strings, None, or tuples of these.
     """

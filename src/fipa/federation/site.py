@@ -134,7 +134,7 @@ class Site:
                 raise Diverged(
                     f"round {order.round_number}: the loss of client {client} is {loss} at the broadcast model"
                 )
-        needs_gradients = order.adaptive_rank is not None or rule.needs_curvature
+        needs_gradients = bool(order.adaptive_rank or order.adaptive_steps) or rule.needs_curvature
         gradients = self.gradients(clients, order.theta, order.round_number) if needs_gradients else None
         notes: dict[int, list[str]] = {client: [] for client in clients}
         self.problem.load(order.theta)
@@ -246,14 +246,14 @@ class Site:
         gradients: Tensor | None,
     ) -> list[Tensor]:
         """Each client's update, of those together that can be trained side by side."""
-        k, everyone = order.round_number, range(len(clients))
+        k, together = order.round_number, len(clients) if rule.side_by_side else 1
         curvature: list[Sketch] = []
         if rule.needs_curvature:  # of those who send no sketch, all of it
             full = SketchPlan(rank=None)
             curvature = [sketches.get(client) or self._compute(full, client, k) for client in clients]
         deltas: list[Tensor] = []
-        for rows in [everyone] if rule.side_by_side else [range(row, row + 1) for row in everyone]:
-            some = slice(rows.start, rows.stop)
+        for first in range(0, len(clients), together):
+            some = slice(first, first + together)
             chosen = tuple(clients[some])
             work = LocalWork(
                 clients=chosen,
@@ -271,7 +271,12 @@ class Site:
                 floor=order.floor,
             )
             with self._training(k, chosen[0]):
-                deltas += [delta.clone() for delta in rule.train(work)]  # each with its own memory, to be sent
+                trained = rule.train(work)
+            shapes = [tuple(delta.shape) for delta in trained]
+            if shapes != [tuple(order.theta.shape)] * len(chosen):
+                kind, p = type(rule).__name__, len(order.theta)
+                raise FipaError(f"{kind}.train must return updates of shape {len(chosen)} x {p}, got {shapes}")
+            deltas += [delta.clone() for delta in trained]  # each a tensor of its own, to be sent
         return deltas
 
     @contextmanager
