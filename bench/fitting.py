@@ -15,10 +15,10 @@ from bench.common import Record, seconds
 from fipa.aggregation.fipa import FIPA
 from fipa.clients.local_rules import Adam, GaussNewton, LocalRule
 from fipa.clients.objective import Objective, StackedObjective
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, ProblemFactory
-from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import Stage
 from fipa.problems.fitting import sine
 

@@ -16,12 +16,12 @@ from bench.fitting import Steps, median
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA
 from fipa.clients.local_rules import Adam, GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.terms import Residual
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm
 from fipa.federation.executor import Executor
 from fipa.federation.memory import peak_mib, reset_peak
-from fipa.federation.plans import SketchPlan
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage
 from fipa.models import mlp

@@ -14,9 +14,9 @@ from fipa import FIPA, Client, FedAvg, FipaError, Problem, Residual
 from fipa.clients.contrastive import divergence_penalty, relaxed_contrastive
 from fipa.clients.features import FeatureRule, FedRCL, Moon
 from fipa.clients.local_rules import SGD
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.engine import Arm, Federation
 from fipa.federation.executor import Executor
-from fipa.federation.plans import SketchPlan
 from fipa.federation.site import Order, Site
 from fipa.federation.stage import Stage
 from fipa.models import ResNet, cnn

@@ -14,9 +14,9 @@ from federation.cases import (
 )
 from fipa import FIPA, FedAvg, FipaError, Problem, Residual
 from fipa.clients.local_rules import SGD, GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm
-from fipa.federation.plans import SketchPlan
 
 CURVED = torch.tensor([[0.3, -0.2], [1.1, 0.4], [-0.5, 0.9]], dtype=DOUBLE)
 

@@ -24,10 +24,10 @@ from federation.cases import (
 )
 from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Problem, Residual, Result, Rule
 from fipa.clients.local_rules import SGD, GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.control import LARGEST, SMALLEST, StepControl, Trial, controlled
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, Replies, Scope
-from fipa.federation.plans import SketchPlan
 from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
 

@@ -29,10 +29,14 @@ from federation.cases import (
 )
 from fipa import FIPA, FOOF, AdditiveFIPA, DiagonalFisher, Diverged, FedAvg, FedAvgM, FipaError, Problem, Residual
 from fipa.clients.local_rules import SGD, GaussNewton, Scaffold
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.covariance import CovariancePlan
+from fipa.curvature.diagonal import DiagonalPlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, State
 from fipa.federation.participation import Participation
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, CovariancePlan, DiagonalPlan, SketchPlan
 from fipa.federation.site import SERVER
 from fipa.problems.fitting import misfit, sine
 

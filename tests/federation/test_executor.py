@@ -13,12 +13,14 @@ import torch
 from federation.cases import START, comparable, data, linear, lines, stage
 from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, FipaError, Problem, Residual
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, Scope
 from fipa.federation.parameters import load_theta, save_theta
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, SketchPlan
 from fipa.federation.site import Order
 from fipa.problems.fitting import misfit, sine
 from fipa.problems.vision import ConvNet, images

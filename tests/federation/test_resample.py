@@ -12,10 +12,11 @@ from torch import Tensor
 from federation.cases import DOUBLE, comparable, linear, run, stage
 from fipa import FIPA, Client, FedAvg, FipaError, Problem, Residual
 from fipa.clients.local_rules import SGD, GaussNewton
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.control import StepControl
 from fipa.federation.engine import Arm, Federation, State
 from fipa.federation.executor import Executor, Scope
-from fipa.federation.plans import AdaptiveRank, SketchPlan
 from fipa.federation.site import Order, Site
 from fipa.pde import Points
 from fipa.problems.elliptic import elliptic, poisson

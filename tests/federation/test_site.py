@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from federation.cases import DOUBLE, START, alike, lines, mean_loss, numbers
 from fipa import ClientUpdate, Diverged, FipaError, Layout, Problem, RelativeThreshold, Residual, Sketch, sketch
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
-from fipa.federation.plans import AdaptiveRank, AdditivePlan, SketchPlan
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.site import SERVER, Order, Reply, Site
 from fipa.problems.fitting import misfit
 from fipa.randomness import seed_for

@@ -7,8 +7,8 @@ import torch
 
 from federation.cases import run, stage
 from fipa import FIPA, FedAvg, FipaError, PrivateFedAvg
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.engine import Arm
-from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import stage_at
 
 

@@ -22,9 +22,9 @@ from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, Fed
 from fipa.clients.features import FedRCL, Moon
 from fipa.clients.local_rules import SGD, Adam, GaussNewton, Scaffold
 from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps
 from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
 from fipa.problems.vision import ConvNet, ResidualNet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,10 @@ from fipa.clients.client import Client, pooled
 from fipa.clients.features import FeatureRule, Moon
 from fipa.clients.local_rules import Descent, GaussNewton, LocalRule, Scaffold, descend
 from fipa.clients.objective import Objective, StackedObjective, Traces
-from fipa.curvature.additive import AdditiveStatistics
-from fipa.curvature.sketch import Sketch
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.sketch import Sketch, SketchPlan
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.errors import Diverged, FipaError, NotFinite
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, Plan, SketchPlan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.problem import Problem
 from fipa.kernels.small_cnn import SmallCNN
 from fipa.randomness import generator_for, seed_for
@@ -35,7 +35,7 @@ class Order:
     theta: Tensor
     local: LocalRule
     lr_scale: float = 1.0
-    plan: Plan | None = None
+    plan: CurvaturePlan | None = None
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
     gradient_norm: float | None = None  # of the sum over the clients
@@ -60,9 +60,8 @@ class Reply:
     @property
     def nbytes(self) -> int:
         """Uplink: update, curvature, loss (8 bytes) and SCAFFOLD's change of variates."""
-        curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
-        delta = None if isinstance(self.update.sketch, AdditiveStatistics) else self.update.delta  # it is in there
-        tensors = [t for t in (delta, self.variate_change) if isinstance(t, Tensor)]
+        curvature = self.update.sketch.sent_bytes if self.update.sketch is not None else 0
+        tensors = [t for t in (self.update.delta, self.variate_change) if isinstance(t, Tensor)]
         return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -154,15 +153,14 @@ class Site:
 
         sketches: dict[int, Sketch] = {}
         for row, client in enumerate(clients):
-            if isinstance(order.plan, SketchPlan):
+            if order.plan is not None and issubclass(order.plan.makes, Sketch):  # local rules may need it
                 norm = float(gradients[row].norm()) if gradients is not None else None
                 sketches[client] = self._sketch(client, order, norm, notes[client])
 
         if isinstance(order.local, GaussNewton):
             assert gradients is not None
-            full = SketchPlan(rank=None)
             deltas = [
-                order.local(sketches.get(client) or self._compute(full, client, order.round_number), gradient)
+                order.local(sketches.get(client) or self._whole_sketch(client, order.round_number), gradient)
                 for client, gradient in zip(clients, gradients, strict=True)
             ]
             steps = [1] * len(clients)
@@ -177,7 +175,9 @@ class Site:
                 raise Diverged(
                     f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
                 )
-            curvature = sketches.get(client) or self._curvature(client, order, delta)
+            curvature: CurvatureSummary | None = sketches.get(client)
+            if curvature is None and order.plan is not None:  # after training, but still at the broadcast model
+                curvature = self._compute(order.plan, client, order.round_number, delta)
             update = ClientUpdate(delta, self.clients[client].num_examples, curvature, client)
             replies.append(Reply(update, loss, count, tuple(notes[client]), change))
         return replies
@@ -199,16 +199,23 @@ class Site:
         (data,) = self._stack((client,)).terms
         return replace(one, data=data, transform=None)
 
-    def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
+    def _compute(
+        self, plan: CurvaturePlan, client: int, round_number: int, delta: Tensor | None = None
+    ) -> CurvatureSummary:
         seed = seed_for(self.seed, "sketch", round_number, client)
+        occasion = Occasion(seed, seed_for(self.seed, "test matrix", round_number), delta)
         try:
-            return plan.compute(self.problem.model, self.problem.layout, self._ready(client), seed)
+            return plan.compute(self.problem.model, self.problem.layout, self._ready(client), occasion)
         except (NotFinite, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
-            raise Diverged(f"round {round_number}: no sketch of client {client}: {error}") from error
+            raise Diverged(f"round {round_number}: no {plan.makes.kind} of client {client}: {error}") from error
+
+    def _whole_sketch(self, client: int, round_number: int) -> Sketch:
+        found = self._compute(SketchPlan(rank=None), client, round_number)
+        assert isinstance(found, Sketch)
+        return found
 
     def _sketch(self, client: int, order: Order, norm: float | None, notes: list[str]) -> Sketch:
-        plan = order.plan
-        assert isinstance(plan, SketchPlan)
+        plan: Any = order.plan
         if order.adaptive_rank is not None:
             assert norm is not None
             assert order.gradient_norm is not None
@@ -217,18 +224,9 @@ class Site:
             )
             plan = replace(plan, rank=rank)
             notes += [note] if note else []
-        return self._compute(plan, client, order.round_number)
-
-    def _curvature(self, client: int, order: Order, delta: Tensor) -> CurvatureSummary | None:
-        """What is not an eigen-sketch, taken after training but at the broadcast model."""
-        if order.plan is None or isinstance(order.plan, SketchPlan):
-            return None
-        model, layout, data = self.problem.model, self.problem.layout, self._ready(client)
-        seed = seed_for(self.seed, "sketch", order.round_number, client)
-        if isinstance(order.plan, AdditivePlan):
-            test_seed = seed_for(self.seed, "test matrix", order.round_number)
-            return order.plan.compute(model, layout, data, seed, delta, test_seed)
-        return order.plan.compute(model, layout, data, seed)
+        found = self._compute(plan, client, order.round_number)
+        assert isinstance(found, Sketch)
+        return found
 
     def _steps(
         self,

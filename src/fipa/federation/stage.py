@@ -9,9 +9,11 @@ from typing import Any
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.clients.local_rules import GaussNewton, LocalRule
+from fipa.curvature.sketch import SketchPlan
+from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan, SketchPlan
 from fipa.randomness import seed_for
 
 
@@ -40,7 +42,7 @@ class Stage:
     rule: Rule
     local: LocalRule
     rounds: int
-    plan: Plan | None = None
+    plan: CurvaturePlan | None = None
     lr_scale: float = 1.0
     damping_decay: float = 1.0
     control: StepControl | None = None
@@ -67,7 +69,7 @@ class Stage:
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 
 
-def check_together(rule: Rule, local: LocalRule, plan: Plan | None, control: StepControl | None) -> None:
+def check_together(rule: Rule, local: LocalRule, plan: CurvaturePlan | None, control: StepControl | None) -> None:
     """Refuse settings of server and clients that only work in pairs."""
     newton = isinstance(local, GaussNewton)
     if control is not None and control.acceleration is not None:

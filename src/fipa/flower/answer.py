@@ -8,24 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.additive import AdditiveStatistics
-from fipa.curvature.covariance import InputCovariance
-from fipa.curvature.diagonal import DiagonalCurvature
-from fipa.curvature.rank import RelativeThreshold, TraceShare
-from fipa.curvature.sketch import Sketch
+from fipa.curvature.registry import NONE
 from fipa.curvature.summary import CurvatureSummary
-from fipa.federation.plans import AdditivePlan, DiagonalPlan, SketchPlan
-from fipa.flower.codec import PayloadError, Precision, nbytes, pack, unpack
+from fipa.errors import SketchError
+from fipa.flower.codec import PayloadError, gentler, nbytes, pack, unpack
 from fipa.flower.request import KEY, VERSION, Request, check_version
 from fipa.layout import Layout
 
 UPDATE, CURVATURE, BUFFERS, METRICS = "update", "curvature", "buffers", "metrics"
-UNIT = 0.05  # how far a column of eigenvectors may be from length 1: int8 takes a little
 
 
 @dataclass(frozen=True)
@@ -65,24 +59,12 @@ class Answer:
 
 def encode(request: Request, answer: Answer) -> RecordDict:
     """The content of a reply; the update is flat."""
-    update, curvature = answer.update, ArrayRecord()
-    about: dict[str, Any] = {}
-    kind, summary = "none", update.sketch
+    update, summary = answer.update, answer.update.sketch
     assert isinstance(update.delta, Tensor)
-    if isinstance(summary, Sketch):
-        kind, about = "sketch", {"loss": summary.loss, "trace": summary.trace}
-    elif isinstance(summary, AdditiveStatistics):
-        kind, about = "additive", {"test-seed": summary.test_seed}
-    elif isinstance(summary, DiagonalCurvature):
-        kind = "diagonal"
-    elif isinstance(summary, InputCovariance):
-        kind, about = "covariance", {"biases": {weight: bias for weight, (bias, _) in summary.layers.items()}}
-    if isinstance(summary, InputCovariance):
-        precision: Precision = "bfloat16" if request.precision == "int8" else request.precision  # stays symmetric
-        curvature = pack({weight: matrix for weight, (_, matrix) in summary.layers.items()}, precision)
-    elif summary is not None:
-        tensors = {name: t for name, t in summary.tensors().items() if name != "delta"}  # which travels anyway
-        curvature = pack(tensors, request.precision)
+    kind, about, curvature = NONE, dict[str, Any](), ArrayRecord()
+    if summary is not None:
+        kind, about = summary.kind, summary.about()
+        curvature = pack(summary.sent(), gentler(request.precision, summary.roughest))
     head: dict[str, Any] = {
         "version": VERSION, "round": request.round_number, "client": request.client, "curvature": kind,
         "num-examples": int(update.num_examples), "about": json.dumps(about),
@@ -127,7 +109,7 @@ def decode(
         about = json.loads(str(head.get("about")))
     except (json.JSONDecodeError, RecursionError) as error:
         raise PayloadError("has no readable note about its curvature") from error
-    summary = _curvature(head.get("curvature"), about, arrays[1], request, layout, delta, examples, limits)
+    summary = _summary(head.get("curvature"), about, arrays[1], request, layout, delta, examples, limits)
     metrics = finite_numbers(_record(content, METRICS, MetricRecord))
     return Answer(ClientUpdate(delta, examples, summary, request.client), others, metrics)
 
@@ -139,7 +121,7 @@ def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _curvature(
+def _summary(
     kind: Any,
     about: Any,
     arrays: ArrayRecord,
@@ -149,68 +131,24 @@ def _curvature(
     examples: int,
     limits: Limits,
 ) -> CurvatureSummary | None:
-    plan, dtype, p = request.plan, delta.dtype, layout.numel
     if kind != request.kind or not isinstance(about, dict):
         raise PayloadError(f"has a curvature of kind {kind!r}, expected {request.kind!r}")
-    if plan is None:
-        unpack(arrays, {}, dtype)
+    if request.plan is None:
+        unpack(arrays, {}, delta.dtype)
         return None
-    summary: CurvatureSummary
-    if isinstance(plan, SketchPlan):
-        shape = arrays["eigenvalues"].shape if "eigenvalues" in arrays else ()
-        rank, most = shape[0] if len(shape) == 1 else -1, _most(plan, limits)
-        if rank < 0 or (most is not None and rank > most):
-            raise PayloadError(f"has eigenvalues of shape {tuple(shape)}, expected at most {most}")
-        tensors = unpack(arrays, {"eigenvectors": (p, rank), "eigenvalues": (rank,)}, dtype)
-        lengths = torch.linalg.vector_norm(tensors["eigenvectors"], dim=0)
-        if not bool(((lengths - 1).abs() <= UNIT).all()):
-            raise PayloadError("has eigenvectors that are not of length 1")
-        trace = about.get("trace")
-        summary = Sketch(
-            **tensors, layout=layout, loss=str(about.get("loss")), num_examples=examples,
-            trace=float(trace) if isinstance(trace, int | float) else math.nan,
-        )  # fmt: skip
-        _check_size("curvature", summary.eigenvalues.sum(), limits.curvature)
-    elif isinstance(plan, AdditivePlan):
-        if about.get("test-seed") != request.test_seed:
-            raise PayloadError(f"used the test matrix of seed {about.get('test-seed')!r}, not {request.test_seed}")
-        tensors = unpack(arrays, {"products": (p, plan.width), "response": (p,)}, dtype)
-        summary = AdditiveStatistics(
-            **tensors, delta=delta, num_examples=examples, test_seed=request.test_seed, layout=layout
-        )
-        for name, tensor in tensors.items():
-            _check_size(name, tensor.norm(), limits.curvature)
-    elif isinstance(plan, DiagonalPlan):
-        summary = DiagonalCurvature(unpack(arrays, {"values": (p,)}, dtype)["values"], layout, examples)
-        _check_size("curvature", summary.values.abs().sum(), limits.curvature)
-    else:
-        summary = _covariances(about.get("biases"), arrays, layout, dtype, examples, limits)
-    problem = summary.problem(p)
+    makes, plan = request.plan.makes, request.plan.at_most(limits.rank)
+    found = {name: tuple(array.shape) for name, array in arrays.items()}
+    try:
+        tensors = unpack(arrays, makes.expected(plan, layout, about, found), delta.dtype)
+        summary = makes.restore(tensors, about, plan, layout, examples, delta, request.test_seed)
+    except SketchError as error:
+        raise PayloadError(str(error)) from error
+    for name, size in summary.sizes().items():
+        _check_size(name, size, limits.curvature)
+    problem = summary.problem(layout.numel)
     if problem:
         raise PayloadError(problem)
     return summary
-
-
-def _covariances(
-    biases: Any, arrays: ArrayRecord, layout: Layout, dtype: torch.dtype, examples: int, limits: Limits
-) -> InputCovariance:
-    shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    if not isinstance(biases, dict) or not all(w in shapes and (b is None or b in shapes) for w, b in biases.items()):
-        raise PayloadError("has covariances of parameters that nobody asked for")
-    if not all(b is None or shapes[b] == shapes[w][:1] for w, b in biases.items()):
-        raise PayloadError("has the bias of one layer with the covariance of another")
-    sides = {weight: math.prod(shapes[weight][1:]) + (bias is not None) for weight, bias in biases.items()}
-    tensors = unpack(arrays, {weight: (side, side) for weight, side in sides.items()}, dtype)
-    for weight, tensor in tensors.items():
-        _check_size(f"covariance of {weight}", tensor.norm(), limits.curvature)
-    return InputCovariance({weight: (biases[weight], tensors[weight]) for weight in biases}, layout, examples)
-
-
-def _most(plan: SketchPlan, limits: Limits) -> int | None:
-    """Eigenpairs that a sketch may have."""
-    asked = plan.rank.max_rank if isinstance(plan.rank, RelativeThreshold | TraceShare) else plan.rank
-    caps = [cap for cap in (asked, limits.rank) if cap is not None]
-    return min(caps) if caps else None
 
 
 def _check_size(name: str, size: Tensor, limit: float) -> None:

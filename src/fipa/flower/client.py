@@ -17,10 +17,9 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.summary import CurvatureSummary, Occasion
 from fipa.curvature.terms import LossName
 from fipa.errors import FipaError
-from fipa.federation.plans import AdditivePlan
 from fipa.flower.answer import Answer, encode
 from fipa.flower.masked import MASKED, SECURE, answered, masked
 from fipa.flower.request import KEY, Request
@@ -107,9 +106,7 @@ def curvature(request: Request, model: nn.Module, layout: Layout, data: Data, de
     """What a request wants to know, at the model's present parameters."""
     if request.plan is None:
         return None
-    if isinstance(request.plan, AdditivePlan):
-        return request.plan.compute(model, layout, data, request.seed, delta, request.test_seed)
-    return request.plan.compute(model, layout, data, request.seed)
+    return request.plan.compute(model, layout, data, Occasion(request.seed, request.test_seed, delta))
 
 
 def _delta(model: nn.Module, before: Mapping[str, Tensor], names: tuple[str, ...]) -> tuple[Layout, Tensor]:

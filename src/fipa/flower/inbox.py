@@ -14,9 +14,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.covariance import InputCovariance
 from fipa.errors import FipaError
-from fipa.federation.plans import AdditivePlan
 from fipa.flower.answer import Answer, Limits, decode
 from fipa.flower.request import Request
 from fipa.layout import Layout
@@ -99,8 +97,8 @@ class Inbox:
                 continue
             if age == 0:
                 fresh[request.client] = answer
-            elif self._late is None or request.round_number < expected.since or isinstance(request.plan, AdditivePlan):
-                self.event(k, request.client, f"late by {age} rounds: not used")  # sums are of one round's test matrix
+            elif self._late is None or request.round_number < expected.since or _is_sum(request):
+                self.event(k, request.client, f"late by {age} rounds: not used")
             elif request.client not in late or request.round_number > late[request.client][0]:
                 late[request.client] = request.round_number, answer.update
         self._agree(k, fresh)
@@ -119,17 +117,13 @@ class Inbox:
         self._sent = {name: sent for name, sent in self._sent.items() if sent.round_number > k - OLDEST}
 
     def _agree(self, k: int, fresh: dict[int, Answer]) -> None:
-        """Covariances must be of the same layers: those who differ from most are refused, not the round."""
-        kinds = {
-            client: str([(weight, bias) for weight, (bias, _) in answer.update.sketch.layers.items()])
-            for client, answer in fresh.items()
-            if isinstance(answer.update.sketch, InputCovariance)
-        }
-        usual = Counter(kinds.values()).most_common(1)
-        for client, kind in kinds.items():
-            if kind != usual[0][0]:
+        """Curvatures must have one form: those who differ from most are refused, not the round."""
+        summaries = {client: a.update.sketch for client, a in fresh.items() if a.update.sketch is not None}
+        usual = Counter(summary.form() for summary in summaries.values()).most_common(1)
+        for client, summary in summaries.items():
+            if summary.form() != usual[0][0]:
                 del fresh[client]
-                self.refuse(k, client, "has covariances of other layers than most have")
+                self.refuse(k, client, f"has {summary.unlike} than most have")
 
     def used(self, k: int) -> None:
         """The late answers that `open` returned are in the model now; without this they wait for the next round."""
@@ -147,3 +141,8 @@ class Inbox:
         """Log something, and keep it."""
         self.events.append({"round": k, "client": client, "what": what})
         log(level, "round %d, %s: %s", k, "server" if client is None else f"client {client}", what)
+
+
+def _is_sum(request: Request) -> bool:
+    """Whether the answer can only be added to others of its round."""
+    return request.plan is not None and request.plan.makes.is_sum

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fipa.curvature.rank import RelativeThreshold, TraceShare
-from fipa.federation.plans import AdditivePlan, CovariancePlan, DiagonalPlan, Plan, SketchPlan
+from fipa.curvature.registry import kind_of, plan_of, settings_of
+from fipa.curvature.summary import CurvaturePlan
+from fipa.errors import SketchError
 from fipa.flower.codec import PayloadError, Precision
 
 VERSION = 1
 KEY = "fipa"  # of the record, in messages and replies
-PLANS: dict[str, type[Any]] = {
-    "sketch": SketchPlan, "additive": AdditivePlan, "diagonal": DiagonalPlan, "covariance": CovariancePlan
-}  # fmt: skip
-RANKS: dict[str, type[Any]] = {"RelativeThreshold": RelativeThreshold, "TraceShare": TraceShare}
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Request:
     round_number: int
     client: int
     params: tuple[str, ...]
-    plan: Plan | None = None
+    plan: CurvaturePlan | None = None
     precision: Precision = "float32"
     seed: int = 0
     test_seed: int = 0
@@ -55,15 +52,14 @@ class Request:
     @property
     def kind(self) -> str:
         """Of the curvature that is asked for."""
-        return next((kind for kind, cls in PLANS.items() if isinstance(self.plan, cls)), "none")
+        return kind_of(self.plan)
 
     def record(self) -> ConfigRecord:
         """As it travels."""
-        settings = {} if self.plan is None else {name: _plain(value) for name, value in vars(self.plan).items()}
         return ConfigRecord(
             {
                 "version": VERSION, "round": self.round_number, "client": self.client, "params": list(self.params),
-                "curvature": self.kind, "settings": json.dumps(settings), "precision": self.precision,
+                "curvature": self.kind, "settings": json.dumps(settings_of(self.plan)), "precision": self.precision,
                 "seed": self.seed, "test-seed": self.test_seed, "lr-scale": self.lr_scale,
                 "buffers": list(self.buffers),
             }
@@ -76,21 +72,14 @@ class Request:
             raise PayloadError("the message does not come from fipa.flower.FIPA: use that strategy in the ServerApp")
         record: Any = content[KEY]
         check_version(record)
-        kind, settings = record["curvature"], json.loads(record["settings"])
-        if kind not in (*PLANS, "none"):
-            raise PayloadError(f"asks for a curvature {kind!r} that this version does not know: update fipa here")
-        if isinstance(settings.get("rank"), list):
-            name, values = settings["rank"]
-            settings["rank"] = RANKS[name](**values)
-        plan = None if kind == "none" else PLANS[kind](**settings)
+        try:
+            plan = plan_of(record["curvature"], json.loads(record["settings"]))
+        except SketchError as error:
+            raise PayloadError(str(error)) from error
         return cls(
             record["round"], record["client"], tuple(record["params"]), plan, record["precision"], record["seed"],
             record["test-seed"], record["lr-scale"], tuple(record["buffers"]),
         )  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return [type(value).__name__, asdict(value)] if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def check_version(record: Any) -> None:

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.additive import AdditivePlan
 from fipa.errors import FipaError
-from fipa.federation.plans import AdditivePlan
 from fipa.flower.masked import MASKED, SECURE, unwrap, wrap
 from fipa.flower.roster import WAIT, exchange
 from fipa.flower.secure import SecureAggregationError, SecureServer, unflatten, vector_length

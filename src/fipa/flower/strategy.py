@@ -16,11 +16,11 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
 
 import fipa
-from fipa.aggregation.rule import Rule, aggregator
+from fipa.aggregation.rule import Rule, aggregator, plan_for
 from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
 from fipa.federation.participation import Participation
-from fipa.federation.plans import Plan, plan_for
 from fipa.flower import checkpoint as checkpoints
 from fipa.flower.answer import Answer, Limits, finite_numbers
 from fipa.flower.checkpoint import Progress
@@ -40,7 +40,7 @@ class Phase:
     """What happens in a round: the server's rule, what clients tell of their curvature, and how fast they learn."""
 
     rule: Rule
-    plan: Plan | None
+    plan: CurvaturePlan | None
     lr_scale: float = 1.0
     since: int = 1  # round in which it began: what another rule remembered before is of no use
 
@@ -85,7 +85,7 @@ class FIPA(FedAvg):
         self,
         rule: Rule | None = None,
         *,
-        plan: Plan | None = None,
+        plan: CurvaturePlan | None = None,
         warmup_rounds: int = 0,
         warmup_rule: Rule | None = None,
         lr_scale: float = 1.0,
