@@ -17,12 +17,12 @@ from fipa.clients.descent import Adam
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.objective import Objective, StackedObjective
 from fipa.clients.rule import LocalRule
-from fipa.federation.control import StepControl
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.arm import Arm
+from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor, ProblemFactory
-from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import Stage
 from fipa.problems.fitting import sine
 

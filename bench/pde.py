@@ -17,12 +17,12 @@ from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA
 from fipa.clients.descent import Adam
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.terms import Residual
-from fipa.federation.control import StepControl
 from fipa.federation.arm import Arm
+from fipa.federation.control import StepControl
 from fipa.federation.executor import Executor
 from fipa.federation.memory import peak_mib, reset_peak
-from fipa.federation.plans import SketchPlan
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage
 from fipa.models import mlp

@@ -28,11 +28,13 @@ from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import CompletedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.clients.descent import SGD
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.curvature.summary import CurvaturePlan
 from fipa.data.images import Images, ImageSet
 from fipa.federation.arm import Arm
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
-from fipa.federation.plans import AdditivePlan, Plan, SketchPlan
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage
 from fipa.kernels import small_cnn
@@ -125,7 +127,7 @@ def pfl(gate: Gate, rounds: int, threads: int) -> None:
     peers.pfl(gate, rounds, threads)
 
 
-def arm(rule: Rule, plan: Plan | None = None, epochs: int = WORK.epochs) -> Arm:
+def arm(rule: Rule, plan: CurvaturePlan | None = None, epochs: int = WORK.epochs) -> Arm:
     """Rounds without evaluation."""
     local = SGD(lr=LR, epochs=epochs, batch=BATCH, weight_decay=DECAY)
     return Arm("bench", (Stage(rule, local, 10**6, plan, evaluate_every=10**6),), group=1)

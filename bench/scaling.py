@@ -27,7 +27,9 @@ from rich.console import Console
 import fipa
 from bench.common import PeakMemory
 from bench.scaling_figure import draw, read
-from fipa.federation.plans import AdditivePlan, Plan, SketchPlan
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.curvature.summary import CurvaturePlan
 from fipa.flower.answer import Answer, Limits, decode, encode
 from fipa.flower.codec import nbytes
 from fipa.flower.request import Request
@@ -67,7 +69,7 @@ class Replies:
         generator = torch.Generator().manual_seed(0)
         rank = size if rule == "paper" else RANK
         self.layout = Layout(("w",), ((p,),))
-        self.plan: Plan = SketchPlan(rank=size) if rule == "paper" else AdditivePlan(width=size)
+        self.plan: CurvaturePlan = SketchPlan(rank=size) if rule == "paper" else AdditivePlan(width=size)
         self._rows = torch.linalg.qr(torch.randn(p, rank, generator=generator)).Q.T.contiguous()
         self._values = 50 * torch.arange(1, rank + 1).float() ** -1.5
         self._delta = torch.randn(p, generator=generator) / p**0.5

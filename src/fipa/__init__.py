@@ -20,12 +20,13 @@ from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client
-from fipa.curvature.additive import AdditiveStatistics, additive_statistics, pool, random_test_matrix
-from fipa.curvature.covariance import InputCovariance, input_covariance
-from fipa.curvature.diagonal import DiagonalCurvature, diagonal_fisher
+from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, additive_statistics, pool, random_test_matrix
+from fipa.curvature.covariance import CovariancePlan, InputCovariance, input_covariance
+from fipa.curvature.diagonal import DiagonalCurvature, DiagonalPlan, diagonal_fisher
 from fipa.curvature.rank import RelativeThreshold, TraceShare
-from fipa.curvature.sketch import Sketch, sketch
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.registry import register as register_curvature
+from fipa.curvature.sketch import Sketch, SketchPlan, sketch
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.curvature.terms import Residual
 from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchError, UpdateError
 from fipa.federation.problem import Curves, Maps, Problem
@@ -37,16 +38,20 @@ __all__ = [
     "FIPA",
     "FOOF",
     "AdditiveFIPA",
+    "AdditivePlan",
     "AdditiveStatistics",
     "Client",
     "ClientUpdate",
     "Cohort",
     "CompletedFIPA",
+    "CovariancePlan",
+    "CurvaturePlan",
     "CurvatureSummary",
     "Curves",
     "Diagnostics",
     "DiagonalCurvature",
     "DiagonalFisher",
+    "DiagonalPlan",
     "Diverged",
     "FedAdagrad",
     "FedAdam",
@@ -58,6 +63,7 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Maps",
+    "Occasion",
     "PrivateAdditiveFIPA",
     "PrivateFedAvg",
     "Problem",
@@ -68,6 +74,7 @@ __all__ = [
     "Rule",
     "Sketch",
     "SketchError",
+    "SketchPlan",
     "Step",
     "TraceShare",
     "UpdateError",
@@ -80,5 +87,6 @@ __all__ = [
     "pde",
     "pool",
     "random_test_matrix",
+    "register_curvature",
     "sketch",
 ]

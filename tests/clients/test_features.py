@@ -12,11 +12,11 @@ from fipa import FIPA, FipaError, Problem, Residual
 from fipa.clients.features import FeatureRule
 from fipa.clients.fedrcl import FedRCL
 from fipa.clients.moon import Moon
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.arm import Arm
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.messages import Order
-from fipa.federation.plans import SketchPlan
 from fipa.federation.site import Site
 from fipa.federation.stage import Stage
 from fipa.models import ResNet, cnn

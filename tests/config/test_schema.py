@@ -14,10 +14,11 @@ from fipa.aggregation.fipa import FIPA
 from fipa.config.kinds import LOCAL_RULES, RULES, SPECS
 from fipa.config.load import OWN_PROBLEM, load, names, tomllib, validate
 from fipa.config.schema import Experiment, dump, resolved
+from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.rank import RelativeThreshold, TraceShare
+from fipa.curvature.sketch import SketchPlan
 from fipa.errors import FipaError
 from fipa.federation.control import StepControl
-from fipa.federation.plans import AdditivePlan, SketchPlan
 
 FIPAS = ("fipa", "completed-fipa", "additive-fipa")
 

@@ -411,7 +411,7 @@ def test_adaptive_rank_without_a_maximum(large, rank, route):
 def test_adaptive_rank_beyond_the_first_guess(large, rank, monkeypatch):
     # a first guess of 2 must be doubled until the rule is content
     model, x, exact = large
-    monkeypatch.setattr("fipa.curvature.sketch._FIRST_GUESS", 2)
+    monkeypatch.setattr("fipa.curvature.leading._FIRST_GUESS", 2)
     expected = rank.count(exact.eigenvalues, exact.trace)
     assert expected > 2
     assert abs(sketch(model, x, "mse", rank=rank).rank - expected) <= 1

@@ -15,9 +15,9 @@ from federation.cases import (
 from fipa import FIPA, FedAvgM, FipaError, Problem, Residual
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
-from fipa.federation.plans import SketchPlan
 
 CURVED = torch.tensor([[0.3, -0.2], [1.1, 0.4], [-0.5, 0.9]], dtype=DOUBLE)
 

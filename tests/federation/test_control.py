@@ -27,12 +27,12 @@ from federation.cases import (
 from fipa import FIPA, Client, CompletedFIPA, FedAvg, FedAvgM, FipaError, Problem, Residual, Result, Rule
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.arm import Arm
 from fipa.federation.control import LARGEST, SMALLEST, Conversation, StepControl, Trial, controlled
 from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor, Rows
-from fipa.federation.plans import SketchPlan
 from fipa.problems.fitting import misfit, sine
 
 NAN = float("nan")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fipa.federation.adaptive import AdaptiveRank
 
 from fipa import FIPA, AdditiveFIPA, ClientUpdate, Diverged, FedAvg, FipaError, Layout, Sketch
 from fipa.clients.descent import SGD
@@ -17,6 +16,7 @@ from fipa.clients.moon import Moon
 from fipa.clients.scaffold import Scaffold
 from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import Coordinator, State
@@ -332,4 +332,3 @@ def test_a_step_into_nan_is_told() -> None:
 
     with pytest.raises(Diverged):
         talk(coordinator, coordinator.start(THETA), answer)
-

@@ -31,11 +31,15 @@ from fipa import FIPA, FOOF, AdditiveFIPA, DiagonalFisher, Diverged, FedAvg, Fed
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.scaffold import Scaffold
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.covariance import CovariancePlan
+from fipa.curvature.diagonal import DiagonalPlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
 from fipa.federation.participation import Participation
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, CovariancePlan, DiagonalPlan, SketchPlan
 from fipa.problems.fitting import misfit, sine
 
 THETA = np.array(START)

@@ -15,6 +15,9 @@ from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, FipaError, Probl
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.scaffold import Scaffold
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
@@ -23,7 +26,6 @@ from fipa.federation.executor import Executor, Scope
 from fipa.federation.messages import Order
 from fipa.federation.parameters import load_theta, save_theta
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, AdditivePlan, SketchPlan
 from fipa.problems.fitting import misfit, sine
 from fipa.problems.vision import ConvNet, images
 

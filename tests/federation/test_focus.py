@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from federation.cases import data, run, stage
 from fipa import FIPA, Client, FedAvg, Problem, Residual
 from fipa.clients.descent import SGD
+from fipa.curvature.sketch import SketchPlan
 from fipa.data import Augment
 from fipa.data.images import Images, Normalise
 from fipa.federation.focus import focus
-from fipa.federation.plans import SketchPlan
 from fipa.problems.fitting import misfit
 from fipa.problems.vision import Accuracy
 

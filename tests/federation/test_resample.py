@@ -13,13 +13,14 @@ from federation.cases import DOUBLE, comparable, linear, run, stage
 from fipa import FIPA, Client, FedAvg, FipaError, Problem, Residual
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.messages import Order
-from fipa.federation.plans import AdaptiveRank, SketchPlan
 from fipa.federation.site import Site
 from fipa.pde import Points
 from fipa.problems.elliptic import elliptic, poisson

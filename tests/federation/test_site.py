@@ -12,8 +12,10 @@ from fipa import ClientUpdate, Diverged, FipaError, Layout, Problem, RelativeThr
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.scaffold import Scaffold
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
+from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.messages import Order, Reply
-from fipa.federation.plans import AdaptiveRank, AdditivePlan, SketchPlan
 from fipa.federation.site import Site
 from fipa.problems.fitting import misfit
 from fipa.randomness import seed_for

@@ -7,8 +7,8 @@ import torch
 
 from federation.cases import run, stage
 from fipa import FIPA, CompletedFIPA, FedAvg, FedAvgM, FipaError, PrivateFedAvg
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.arm import Arm
-from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import floor_of, stage_at
 
 

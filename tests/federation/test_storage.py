@@ -15,12 +15,14 @@ from federation.cases import DOUBLE, alike, comparable, run, stage
 from fipa import FIPA, AdditiveFIPA, ClientUpdate, DiagonalFisher, FedAdam, FedAvg, FedAvgM, FipaError, Layout, Sketch
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.scaffold import Scaffold
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.diagonal import DiagonalPlan
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
 from fipa.federation.messages import Late
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.plans import AdditivePlan, DiagonalPlan, SketchPlan
 from fipa.federation.storage import RunFolder, finite, write_json
 
 FAULTS = Faults(drop=0.1, late=0.5, max_delay=3)

@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fipa
-from fipa.federation.plans import AdditivePlan, CovariancePlan, DiagonalPlan, SketchPlan
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.covariance import CovariancePlan
+from fipa.curvature.diagonal import DiagonalPlan
+from fipa.curvature.sketch import SketchPlan
 from fipa.flower import FIPA, Limits, PayloadError
 from fipa.flower.answer import decode
 from fipa.flower.codec import nbytes

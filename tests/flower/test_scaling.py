@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fipa
-from fipa.federation.plans import AdditivePlan, SketchPlan
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
 from fipa.flower.answer import CURVATURE, UPDATE, Answer, encode
 from fipa.flower.codec import nbytes
 from fipa.flower.request import Request

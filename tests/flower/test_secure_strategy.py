@@ -9,8 +9,9 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 import fipa
+from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.sketch import SketchPlan
 from fipa.errors import FipaError
-from fipa.federation.plans import AdditivePlan, SketchPlan
 from fipa.flower import FIPA, SecureFIPA
 from fipa.flower.local import LocalGrid
 from flower.cases import app, initial, same, tensors

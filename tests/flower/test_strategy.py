@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import nn
 
 import fipa
+from fipa.curvature.sketch import SketchPlan
 from fipa.errors import FipaError
-from fipa.federation.plans import SketchPlan
 from fipa.flower import FIPA, client
 from fipa.flower.local import LocalGrid
 from flower.cases import app, data, initial, network, same, tensors, train

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.curvature.sketch import SketchPlan
 from fipa.federation.control import StepControl
-from fipa.federation.plans import SketchPlan
 from fipa.federation.stage import Stage
 from fipa.pde import Field
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.fipa import CUTOFF, filtered_inverse
 from fipa.aggregation.rule import Step, check_not_negative
-from fipa.curvature.additive import AdditiveStatistics, pool, random_test_matrix
+from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, pool, random_test_matrix
 from fipa.errors import UpdateError
 from fipa.linalg import eigh
 
@@ -39,6 +39,8 @@ class AdditiveFIPA:
     step: float = 1.0
     cutoff: float = CUTOFF
     completed: bool = False
+
+    needs = AdditivePlan
 
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)

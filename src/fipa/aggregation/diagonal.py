@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.rule import Step, check_not_negative
-from fipa.curvature.diagonal import DiagonalCurvature
+from fipa.curvature.diagonal import DiagonalCurvature, DiagonalPlan
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class DiagonalFisher:
 
     damping: float = 0.0
     step: float = 1.0
+
+    needs = DiagonalPlan
 
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, step=self.step)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.rule import Step, check_not_negative
 from fipa.aggregation.stack import Stack
-from fipa.curvature.sketch import Sketch
+from fipa.curvature.sketch import Sketch, SketchPlan
 from fipa.errors import FipaError
 
 CUTOFF = 1e-5
@@ -68,6 +68,8 @@ class FIPA:
     cutoff: float = CUTOFF
     floor: float = 0.0
 
+    needs = SketchPlan
+
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff, floor=self.floor)
 
@@ -110,6 +112,8 @@ class CompletedFIPA:
     damping: float = 0.0
     step: float = 1.0
     cutoff: float = CUTOFF
+
+    needs = SketchPlan
 
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.rule import Step, check_not_negative
-from fipa.curvature.covariance import InputCovariance
+from fipa.curvature.covariance import CovariancePlan, InputCovariance
 from fipa.errors import FipaError, UpdateError
 
 
@@ -32,6 +32,8 @@ class FOOF:
 
     damping: float = 1e-3
     step: float = 1.0
+
+    needs = CovariancePlan
 
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, step=self.step)

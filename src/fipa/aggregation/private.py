@@ -24,7 +24,7 @@ from fipa.aggregation.additive import nystrom
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.fipa import CUTOFF, filtered_inverse
 from fipa.aggregation.rule import Step, check_not_negative
-from fipa.curvature.additive import AdditiveStatistics, random_test_matrix
+from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, random_test_matrix
 from fipa.errors import FipaError, UpdateError
 from fipa.linalg import eigh
 from fipa.randomness import generator_for
@@ -103,6 +103,8 @@ class PrivateAdditiveFIPA:
     completed: bool = True
     split: tuple[float, float, float] = (0.5, 0.25, 0.25)
     seed: int | None = None
+
+    needs = AdditivePlan
 
     def __post_init__(self) -> None:
         check_not_negative(self, noise=self.noise, damping=self.damping, step=self.step, cutoff=self.cutoff)

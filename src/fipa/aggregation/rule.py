@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort, gather
 from fipa.aggregation.update import ClientUpdate
+from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import Diverged, FipaError, LayoutError
 from fipa.layout import Layout
 
@@ -56,7 +57,10 @@ class Step:
 
 
 class Rule(Protocol):
-    """A server rule: a pure function of the clients' updates, and of its own state if it has one."""
+    """A server rule: a pure function of the clients' updates, and of its own state if it has one.
+
+    A class of rules that needs to know the clients' curvature names its plan, `needs = fipa.SketchPlan`.
+    """
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:
         """The change of the flat parameters."""
@@ -159,6 +163,19 @@ def _apply(
     if isinstance(theta, Tensor):
         return Result(changed.reshape(theta.shape), diagnostics, step.state)
     return Result(_merge(theta, changed, layout), diagnostics, step.state)
+
+
+def needs_of(rule: Rule | type) -> type[CurvaturePlan] | None:
+    """What a rule, or a class of rules, needs to know of the clients' curvature; None for nothing."""
+    own: type[CurvaturePlan] | None = getattr(rule, "needs", None)
+    inner: Rule | None = getattr(rule, "inner", None)  # of a server optimiser
+    return own if own is not None or inner is None else needs_of(inner)
+
+
+def plan_for(rule: Rule) -> CurvaturePlan | None:
+    """How clients compute what a rule needs, with default settings."""
+    needs = needs_of(rule)
+    return None if needs is None else needs()
 
 
 def check_not_negative(rule: object, **values: float) -> None:

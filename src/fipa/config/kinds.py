@@ -21,9 +21,9 @@ from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.clients.registry import LOCAL_RULES
 from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps
 from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
 from fipa.problems.vision import ConvNet, ResidualNet

@@ -13,70 +13,22 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from fipa.aggregation.additive import AdditiveFIPA
-from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
-from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
+from fipa.aggregation.rule import needs_of
 from fipa.clients.registry import LOCAL_RULES
 from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
-from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
-from fipa.curvature.routes import Route
-from fipa.curvature.sketch import Solver
+from fipa.config.sketch import SketchSpec
+from fipa.curvature.sketch import Sketch
+from fipa.curvature.summary import CurvaturePlan
+from fipa.federation.adaptive import AdaptiveSteps
 from fipa.federation.arm import GROUP, Arm
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
-from fipa.federation.plans import (
-    AdaptiveRank,
-    AdaptiveSteps,
-    AdditivePlan,
-    CovariancePlan,
-    DiagonalPlan,
-    Plan,
-    SketchPlan,
-)
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
 from fipa.problems.registry import PROBLEMS
-
-
-class SketchSpec(Strict):
-    """What clients tell about their curvature; at most one of rank, threshold, trace_share and adaptive."""
-
-    rank: Annotated[int, Field(ge=1)] | Literal["full"] | None = None
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    trace_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    adaptive: AdaptiveRank | None = None
-    max_rank: Annotated[int, Field(ge=1)] | None = None
-    width: Annotated[int, Field(ge=1)] | None = None
-    solver: Solver = "auto"
-    route: Route = "auto"
-    oversampling: Annotated[int, Field(ge=0)] = 10
-    iterations: Annotated[int, Field(ge=0)] = 4
-    max_examples: Annotated[int, Field(ge=1)] | None = None
-    sampled_labels: Annotated[int, Field(ge=1)] | None = None
-
-    @model_validator(mode="after")
-    def _one_rank(self) -> Self:
-        ways = [n for n in ("rank", "threshold", "trace_share", "adaptive") if getattr(self, n) is not None]
-        if len(ways) > 1:
-            raise ValueError(f"{' and '.join(ways)} exclude each other")
-        if self.max_rank is not None and ways not in (["threshold"], ["trace_share"]):
-            raise ValueError("max_rank goes with threshold or trace_share")
-        return self
-
-    def plan(self) -> SketchPlan:
-        """Settings of the eigen-sketch."""
-        rank: Rank = 20
-        if self.rank is not None:
-            rank = None if self.rank == "full" else self.rank
-        elif self.threshold is not None:
-            rank = RelativeThreshold(self.threshold, self.max_rank)
-        elif self.trace_share is not None:
-            rank = TraceShare(self.trace_share, self.max_rank)
-        return SketchPlan(
-            rank, self.solver, self.route, self.oversampling, self.iterations, self.max_examples, self.sampled_labels
-        )
 
 
 class StageSpec(Strict):
@@ -162,7 +114,7 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
         _check_private(stage, arm)
     if stage.inner is not None and "inner" not in inspect.signature(RULES[rule.name]).parameters:
         raise ValueError(f"inner belongs to fedavgm, fedadam, fedyogi and fedadagrad, not to {rule.name}")
-    if (stage.adaptive_steps or sketch.adaptive) and not isinstance(plan, SketchPlan):
+    if (stage.adaptive_steps or sketch.adaptive) and (plan is None or not issubclass(plan.makes, Sketch)):
         raise ValueError(f"adaptive rank and steps need eigen-sketches, which {rule.name} does not use")
     if stage.adaptive_steps and not sketch.adaptive:
         raise ValueError("adaptive_steps needs sketch.adaptive, whose gradients it uses")
@@ -171,18 +123,14 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     local: Any = stage.local
     if local.name == "gauss-newton" and (stage.adaptive_steps or stage.lr_scale is not None):
         raise ValueError("gauss-newton clients take one step, without a learning rate: no adaptive_steps, no lr_scale")
-    if stage.sketch is not None and stage.sketch.width is not None and not isinstance(plan, AdditivePlan):
-        raise ValueError(f"sketch.width is for additive-fipa, not for {rule.name}")
-    plain = SketchSpec(width=sketch.width, max_examples=sketch.max_examples, sampled_labels=sketch.sampled_labels)
-    ignored = [name for name in SketchSpec.model_fields if getattr(sketch, name) != getattr(plain, name)]
-    if isinstance(plan, AdditivePlan) and ignored:
-        raise ValueError(f"additive-fipa takes sketch.width, max_examples and sampled_labels, not {', '.join(ignored)}")
-    if isinstance(plan, AdditivePlan) and (
-        arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late)
+    if (
+        plan is not None
+        and plan.makes.is_sum
+        and (arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late))
     ):
         raise ValueError(
-            "additive-fipa pools plain sums of one round: it takes no weighted participation, and no late answers "
-            "(set faults.use_late = false)"
+            f"{(stage.inner or rule).name} pools plain sums of one round: it takes no weighted participation, and no "
+            "late answers (set faults.use_late = false)"
         )
     built = _build(RULES, rule)
     if stage.inner is not None:
@@ -214,15 +162,9 @@ def _build(makers: Mapping[str, Callable[..., Any]], spec: Any, **more: Any) -> 
     return makers[spec.name](**settings_of(spec), **more)
 
 
-def _plan(rule: Any, inner: Any, sketch: SketchSpec) -> Plan | None:
-    kind = RULES[(inner or rule).name]
-    if kind in (FIPA, CompletedFIPA):
-        return sketch.plan()
-    if kind in (AdditiveFIPA, PrivateAdditiveFIPA):
-        return AdditivePlan(sketch.width or 40, sketch.max_examples, sketch.sampled_labels)
-    if kind is DiagonalFisher:
-        return DiagonalPlan(sketch.max_examples, sketch.sampled_labels)
-    return CovariancePlan() if kind is FOOF else None
+def _plan(rule: Any, inner: Any, sketch: SketchSpec) -> CurvaturePlan | None:
+    name: str = (inner or rule).name
+    return sketch.plan(needs_of(RULES[name]), name)
 
 
 def controls_by_default(stage: StageSpec, least_squares: bool) -> bool:

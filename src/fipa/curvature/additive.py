@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from fipa.curvature.operator import check_finite
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.summary import CurvatureSummary, wrong_shape
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import LayoutError, SketchError, UpdateError
 from fipa.layout import Layout, ParamSelection
@@ -47,7 +48,9 @@ class AdditiveStatistics(CurvatureSummary):
     test_seed: int
     layout: Layout
 
+    kind = "additive"
     made_by = "fipa.additive_statistics"
+    is_sum = True
 
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"products": self.products, "response": self.response, "delta": self.delta}
@@ -58,6 +61,33 @@ class AdditiveStatistics(CurvatureSummary):
             or wrong_shape("response", self.response, (parameters,))
             or wrong_shape("delta", self.delta, (parameters,))
         )
+
+    def about(self) -> dict[str, Any]:  # noqa: D102
+        return {"test-seed": self.test_seed}
+
+    def sent(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"products": self.products, "response": self.response}
+
+    @classmethod
+    def expected(  # noqa: D102
+        cls, plan: Any, layout: Layout, about: Mapping[str, Any], found: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        return {"products": (layout.numel, plan.width), "response": (layout.numel,)}
+
+    @classmethod
+    def restore(  # noqa: D102
+        cls,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        plan: Any,
+        layout: Layout,
+        num_examples: int,
+        delta: Tensor,
+        shared_seed: int,
+    ) -> Self:
+        if about.get("test-seed") != shared_seed:
+            raise SketchError(f"used the test matrix of seed {about.get('test-seed')!r}, not {shared_seed}")
+        return cls(**tensors, delta=delta, num_examples=num_examples, test_seed=shared_seed, layout=layout)
 
     @property
     def width(self) -> int:
@@ -175,7 +205,7 @@ def additive_statistics(
     ) as (operator, layout, _):  # fmt: skip
         like = operator.like
         flat = layout.flatten(delta) if isinstance(delta, Mapping) else delta.detach().reshape(-1)
-        flat = flat.to(dtype=dtype, device=device)
+        flat = flat.to(dtype=dtype, device=like.device)
         if flat.shape != (layout.numel,) or flat.dtype != like.dtype:
             raise LayoutError(
                 f"delta has length {flat.numel()} and {flat.dtype}, the selected parameters {layout.numel} and "
@@ -184,4 +214,26 @@ def additive_statistics(
         omega = random_test_matrix(layout.numel, width, test_seed, like.dtype).to(like.device)
         products = operator.product(torch.cat([omega, flat[:, None]], dim=1))
     check_finite(products)
-    return AdditiveStatistics(products[:, :-1], products[:, -1], flat, num_examples, test_seed, layout)
+    whole, response = products[:, :-1].contiguous(), products[:, -1].contiguous()  # as they are after a journey
+    return AdditiveStatistics(whole, response, flat, num_examples, test_seed, layout)
+
+
+@dataclass(frozen=True)
+class AdditivePlan(CurvaturePlan):
+    """Sums with a random test matrix of `width` columns, as for `fipa.additive_statistics`."""
+
+    width: int = 40
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    makes = AdditiveStatistics
+
+    def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> AdditiveStatistics:
+        """The client's statistics, with the test matrix of the round's shared seed."""
+        if occasion.delta is None:
+            raise SketchError("additive statistics are of the client's update: give Occasion(..., delta=...)")
+        return additive_statistics(
+            model, client.tensors, client.loss, delta=occasion.delta, width=self.width,
+            test_seed=occasion.shared_seed, num_examples=client.num_examples, params=layout.names,
+            max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=occasion.seed,
+        )  # fmt: skip

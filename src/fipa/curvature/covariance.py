@@ -7,6 +7,7 @@ the layer's inputs alone. A bias is an input that is always 1; a convolution's i
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 from torch.utils._pytree import tree_map
+from typing_extensions import Self
 
 from fipa.curvature.data import cast, length, thinned
 from fipa.curvature.functional import model_caller
 from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import check_finite
-from fipa.curvature.summary import CurvatureSummary, wrong_shape
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.errors import SketchError
 from fipa.layout import Layout, ParamSelection, parameters_of
 
@@ -37,12 +39,54 @@ class InputCovariance(CurvatureSummary):
     layout: Layout
     num_examples: int = 0
 
+    kind = "covariance"
     made_by = "fipa.input_covariance"
+    roughest = "bfloat16"  # int8 scales columns, and the matrices would not stay symmetric
+    unlike = "covariances of other layers"
 
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {f"covariance of {weight}": matrix for weight, (_, matrix) in self.layers.items()}
 
-    def to(self, *args: Any, **kwargs: Any) -> InputCovariance:  # noqa: D102
+    def about(self) -> dict[str, Any]:  # noqa: D102
+        return {"biases": {weight: bias for weight, (bias, _) in self.layers.items()}}
+
+    def sent(self) -> dict[str, Tensor]:  # noqa: D102
+        return {weight: matrix for weight, (_, matrix) in self.layers.items()}
+
+    @classmethod
+    def expected(  # noqa: D102
+        cls, plan: Any, layout: Layout, about: Mapping[str, Any], found: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        shapes, biases = dict(zip(layout.names, layout.shapes, strict=True)), about.get("biases")
+        if not isinstance(biases, dict) or not all(
+            w in shapes and (b is None or b in shapes) for w, b in biases.items()
+        ):
+            raise SketchError("has covariances of parameters that nobody asked for")
+        if not all(b is None or shapes[b] == shapes[w][:1] for w, b in biases.items()):
+            raise SketchError("has the bias of one layer with the covariance of another")
+        sides = {weight: math.prod(shapes[weight][1:]) + (bias is not None) for weight, bias in biases.items()}
+        return {weight: (side, side) for weight, side in sides.items()}
+
+    @classmethod
+    def restore(  # noqa: D102
+        cls,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        plan: Any,
+        layout: Layout,
+        num_examples: int,
+        delta: Tensor,
+        shared_seed: int,
+    ) -> Self:
+        return cls({w: (bias, tensors[w]) for w, bias in about["biases"].items()}, layout, num_examples)
+
+    def sizes(self) -> dict[str, Tensor]:  # noqa: D102
+        return {name: matrix.norm() for name, matrix in self.tensors().items()}
+
+    def form(self) -> object:  # noqa: D102
+        return tuple((weight, bias) for weight, (bias, _) in self.layers.items())
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
         layers = {weight: (bias, matrix.to(*args, **kwargs)) for weight, (bias, matrix) in self.layers.items()}
         return replace(self, layers=layers)
 
@@ -117,6 +161,19 @@ def input_covariance(
         check_finite(total)
     covariances = {name: (layers[name], total / counts[name]) for name, total in sums.items()}
     return InputCovariance(covariances, Layout.of(values), sum(map(length, batches)))
+
+
+@dataclass(frozen=True)
+class CovariancePlan(CurvaturePlan):
+    """Layer-wise input covariances, as for `fipa.input_covariance`."""
+
+    makes = InputCovariance
+
+    def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> InputCovariance:
+        """The client's covariances."""
+        data = client.tensors
+        inputs = torch.cat([r.inputs[0] for r in data]) if client.loss == "least_squares" else data
+        return input_covariance(model, inputs, params=layout.names, seed=occasion.seed)
 
 
 def _covered(model: nn.Module, values: dict[str, Tensor]) -> list[tuple[str, str | None]]:

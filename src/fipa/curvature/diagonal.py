@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fipa.curvature.explicit import BLOCK_BYTES, ExplicitRows
 from fipa.curvature.operator import check_finite
 from fipa.curvature.routes import curvature_of
-from fipa.curvature.summary import CurvatureSummary, wrong_shape
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.layout import Layout, ParamSelection
 
@@ -24,6 +25,7 @@ class DiagonalCurvature(CurvatureSummary):
     layout: Layout
     num_examples: int = 0
 
+    kind = "diagonal"
     made_by = "fipa.diagonal_fisher"
 
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
@@ -33,6 +35,15 @@ class DiagonalCurvature(CurvatureSummary):
         if bool((self.values < 0).any()):
             return "sent a negative diagonal: a curvature has none; use fipa.diagonal_fisher"
         return wrong_shape("values", self.values, (parameters,))
+
+    @classmethod
+    def expected(  # noqa: D102
+        cls, plan: Any, layout: Layout, about: Mapping[str, Any], found: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        return {"values": (layout.numel,)}
+
+    def sizes(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"curvature": self.values.abs().sum()}
 
 
 def diagonal_fisher(
@@ -62,3 +73,20 @@ def diagonal_fisher(
             values += block.square().sum(0)
     check_finite(values)
     return DiagonalCurvature(values, layout, num_examples)
+
+
+@dataclass(frozen=True)
+class DiagonalPlan(CurvaturePlan):
+    """The diagonal, as for `fipa.diagonal_fisher`."""
+
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    makes = DiagonalCurvature
+
+    def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> DiagonalCurvature:
+        """The client's diagonal."""
+        return diagonal_fisher(
+            model, client.tensors, client.loss, params=layout.names, max_examples=self.max_examples,
+            sampled_labels=self.sampled_labels, seed=occasion.seed,
+        )  # fmt: skip

@@ -5,32 +5,28 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from typing_extensions import Self
 
-from fipa.curvature.operator import CurvatureOperator, Eigenpairs
+from fipa.curvature.leading import Solver, leading
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.solvers import EXACT_LIMIT, block_krylov, exact, subspace_iteration
-from fipa.curvature.summary import CurvatureSummary, wrong_shape
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import RankWarning, SketchError
 from fipa.layout import Layout, ParamSelection
 
-Solver = Literal["auto", "exact", "subspace", "krylov"]
-
 _FORMAT = "fipa-sketch-1"
-_ITERATIVE = {"subspace": subspace_iteration, "krylov": block_krylov}
-_FIRST_GUESS = 64  # eigenpairs to compute before an adaptive rank asks for more
-_EXACT_BY_DEFAULT = 1024  # side of the Gram matrix up to which the exact solver is also the fastest
+_UNIT = 0.05  # how far a column of eigenvectors that travelled may be from length 1: int8 takes a little
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +56,7 @@ class Sketch(CurvatureSummary):
     num_examples: int = 0
     trace: float = math.nan
 
+    kind = "sketch"
     made_by = "fipa.sketch"
 
     @property
@@ -85,6 +82,42 @@ class Sketch(CurvatureSummary):
                 "use fipa.sketch, or clamp rounding errors with eigenvalues.clamp(min=0)"
             )
         return wrong_shape("eigenvectors", self.eigenvectors, (parameters, self.rank))
+
+    def about(self) -> dict[str, Any]:  # noqa: D102
+        return {"loss": self.loss, "trace": self.trace}
+
+    @classmethod
+    def expected(  # noqa: D102
+        cls, plan: Any, layout: Layout, about: Mapping[str, Any], found: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        shape, most = found.get("eigenvalues", ()), plan.most
+        if len(shape) != 1 or shape[0] < 0 or (most is not None and shape[0] > most):
+            limit = "any number of them" if most is None else f"at most {most}"
+            raise SketchError(f"has eigenvalues of shape {shape}, expected {limit}")
+        return {"eigenvectors": (layout.numel, shape[0]), "eigenvalues": shape}
+
+    @classmethod
+    def restore(  # noqa: D102
+        cls,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        plan: Any,
+        layout: Layout,
+        num_examples: int,
+        delta: Tensor,
+        shared_seed: int,
+    ) -> Self:
+        lengths = torch.linalg.vector_norm(tensors["eigenvectors"], dim=0)
+        if not bool(((lengths - 1).abs() <= _UNIT).all()):
+            raise SketchError("has eigenvectors that are not of length 1")
+        trace = about.get("trace")
+        return cls(
+            **tensors, layout=layout, loss=str(about.get("loss")), num_examples=num_examples,
+            trace=float(trace) if isinstance(trace, int | float) else math.nan,
+        )  # fmt: skip
+
+    def sizes(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"curvature": self.eigenvalues.sum()}
 
     def truncate(self, rank: int) -> Sketch:
         """The same sketch with only its leading `rank` eigenpairs."""
@@ -192,32 +225,10 @@ def sketch(
         model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
         dtype=dtype, device=device, memory_limit=memory_limit, generator=generator,
     ) as (operator, layout, num_examples):  # fmt: skip
-        possible = min(operator.rows, operator.parameters)
-        fits = operator.rows * operator.parameters * operator.like.element_size() <= memory_limit
-
-        def solve(count: int) -> Eigenpairs:
-            chosen = solver
-            if solver == "auto":
-                small = possible <= max(_EXACT_BY_DEFAULT, min(2 * count, EXACT_LIMIT))
-                chosen = "exact" if (small and fits) or rank is None else "krylov"
-            if chosen == "exact":
-                return exact(operator, count)
-            if chosen not in _ITERATIVE:
-                raise SketchError(f'unknown solver {solver!r}: use "auto", "exact", "subspace" or "krylov"')
-            return _ITERATIVE[chosen](
-                operator, count, oversampling=oversampling, iterations=iterations, generator=generator
-            )
-
-        most = rank.max_rank if isinstance(rank, RelativeThreshold | TraceShare) else rank
-        if most is not None and most < 1:
-            raise SketchError(f"rank must be at least 1, got {most}")
-        most = possible if most is None else min(most, possible)
-        if isinstance(rank, RelativeThreshold | TraceShare):
-            first = most if possible <= _EXACT_BY_DEFAULT else min(_FIRST_GUESS, most)
-            vectors, values, trace = _adaptive(operator, rank, solve, first, most, generator)
-        else:
-            vectors, values = solve(most)
-            trace = operator.trace(generator, (vectors, values))
+        vectors, values, trace = leading(
+            operator, rank, solver, oversampling=oversampling, iterations=iterations, memory_limit=memory_limit,
+            generator=generator,
+        )  # fmt: skip
     if isinstance(rank, int) and len(values) < rank:
         warnings.warn(
             f"rank {rank} was asked for, but {num_examples} examples of {layout.numel} parameters support only "
@@ -225,23 +236,42 @@ def sketch(
             RankWarning,
             stacklevel=2,
         )
-    return Sketch(vectors, values, layout, loss, num_examples, trace)
+    # solvers return views of larger matrices: without their gaps, as a sketch is after a journey
+    return Sketch(vectors.contiguous(), values.contiguous(), layout, loss, num_examples, trace)
 
 
-def _adaptive(
-    operator: CurvatureOperator,
-    rule: RelativeThreshold | TraceShare,
-    solve: Callable[[int], Eigenpairs],
-    first: int,
-    most: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, float]:
-    """Compute `first` eigenpairs, then twice as many, until the rule keeps fewer than there are."""
-    count = first
-    while True:
-        vectors, values = solve(count)
-        trace = operator.trace(generator, (vectors, values))
-        keep = rule.count(values, trace) if len(values) else 0
-        if keep < len(values) or len(values) < count or count == most:
-            return vectors[:, :keep], values[:keep], trace
-        count = min(2 * count, most)
+@dataclass(frozen=True)
+class SketchPlan(CurvaturePlan):
+    """Eigenpairs, as for `fipa.sketch`."""
+
+    rank: Rank = 20
+    solver: Solver = "auto"
+    route: Route = "auto"
+    oversampling: int = 10
+    iterations: int = 4
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    makes = Sketch
+
+    def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> Sketch:
+        """The client's sketch."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RankWarning)  # no news in a round: the record shows the rank
+            return sketch(
+                model, client.tensors, client.loss, self.rank, params=layout.names, route=self.route,
+                solver=self.solver, oversampling=self.oversampling, iterations=self.iterations,
+                max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=occasion.seed,
+            )  # fmt: skip
+
+    @property
+    def most(self) -> int | None:
+        """Eigenpairs that a sketch may have; None for as many as the data support."""
+        return self.rank.max_rank if isinstance(self.rank, RelativeThreshold | TraceShare) else self.rank
+
+    def at_most(self, rank: int | None) -> SketchPlan:  # noqa: D102
+        if rank is None or (self.most is not None and self.most <= rank):
+            return self
+        if isinstance(self.rank, RelativeThreshold | TraceShare):
+            return replace(self, rank=replace(self.rank, max_rank=rank))
+        return replace(self, rank=rank)

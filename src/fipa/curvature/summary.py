@@ -1,24 +1,38 @@
-"""What every kind of curvature that a client may send has in common."""
+"""What every kind of curvature has in common: how clients compute it, how it travels, and when it makes no sense."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
+from fipa.curvature.terms import LossName
+from fipa.errors import SketchError
 from fipa.layout import Layout
+
+Shape = tuple[int, ...]
 
 
 class CurvatureSummary(ABC):
     """A frozen dataclass of tensors that sums up a client's curvature, and knows when it makes no sense.
 
-    To bring a curvature of your own to a rule of your own, derive from this.
+    To bring a curvature of your own to a rule of your own, derive from this. `tensors` and `problem` are all that
+    `fipa.aggregate` needs; to send it over a network it also needs a `kind`, `expected`, and what of the rest is not as
+    it is here. `examples/own_curvature.py` is a whole one.
+
+    What a client sends is not to be trusted: `expected` and `restore` raise a `SketchError` for what cannot be, in
+    words that go on after "its answer", as in "has eigenvectors that are not of length 1".
     """
 
+    kind: ClassVar[str]  # its name in messages
     made_by: ClassVar[str]  # the function that users call for it
+    is_sum: ClassVar[bool] = False  # whether the server needs nothing but the sum over the clients of one round
+    roughest: ClassVar[str] = "int8"  # the lowest precision that its matrices survive: "float32", "bfloat16" or "int8"
+    unlike: ClassVar[str] = "a curvature of another form"  # what a client has whose `form` is not that of the others
     layout: Layout
 
     @abstractmethod
@@ -29,6 +43,44 @@ class CurvatureSummary(ABC):
     def problem(self, parameters: int) -> str | None:
         """What is wrong with it for that many parameters, or None; the client's name goes before it."""
 
+    def about(self) -> dict[str, Any]:
+        """What travels besides tensors, as JSON knows it."""
+        return {}
+
+    def sent(self) -> dict[str, Tensor]:
+        """The tensors that travel; the update does so anyway."""
+        return self.tensors()
+
+    @classmethod
+    def expected(
+        cls, plan: Any, layout: Layout, about: Mapping[str, Any], found: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        """Names and shapes of the tensors that must arrive, given the plan and the shapes of those that did."""
+        raise SketchError(f"has a {cls.__name__}, which cannot be received: define its classmethod expected(...)")
+
+    @classmethod
+    def restore(
+        cls,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        plan: Any,
+        layout: Layout,
+        num_examples: int,
+        delta: Tensor,
+        shared_seed: int,
+    ) -> Self:
+        """The summary from what arrived in the `expected` shapes, next to the client's update `delta`."""
+        named: dict[str, Any] = {"layout": layout, "num_examples": num_examples}
+        return cls(**tensors, **{f.name: named[f.name] for f in fields(cls) if f.name in named})  # type: ignore[arg-type]
+
+    def sizes(self) -> dict[str, Tensor]:
+        """By name, numbers that are NaN or infinite if one of the tensors is; the server sets a limit to them."""
+        return {name: tensor.norm() for name, tensor in self.sent().items()}
+
+    def form(self) -> object:
+        """What the summaries of one round must have in common, hashable: those that differ from most are refused."""
+        return None
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert all tensors, as `torch.Tensor.to` does."""
         return replace(self, **{name: t.to(*args, **kwargs) for name, t in self.tensors().items()})  # type: ignore[type-var]
@@ -36,10 +88,72 @@ class CurvatureSummary(ABC):
     @property
     def nbytes(self) -> int:
         """Size of all tensors."""
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        return nbytes_of(self.tensors())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Size of the tensors that travel."""
+        return nbytes_of(self.sent())
 
 
-def wrong_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> str | None:
+class Source(Protocol):
+    """Whose curvature it is: a `Client`, or any other data with a loss."""
+
+    @property
+    def tensors(self) -> Any:
+        """The data, as `fipa.sketch` takes them."""
+
+    @property
+    def loss(self) -> LossName:
+        """On these data."""
+
+    @property
+    def num_examples(self) -> int:
+        """Their weight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Occasion:
+    """Of one computation: what differs from client to client and from round to round.
+
+    Parameters
+    ----------
+    seed
+        Of this client's random numbers.
+    shared_seed
+        Of what all clients of the round share.
+    delta
+        The client's update, flat; None where there is none yet.
+    """
+
+    seed: int
+    shared_seed: int = 0
+    delta: Tensor | None = None
+
+
+class CurvaturePlan(ABC):
+    """How clients compute a curvature: a frozen dataclass of settings, with a default for each.
+
+    Settings are numbers, strings, None, lists of them, or a `RelativeThreshold` or `TraceShare`: they travel.
+    """
+
+    makes: ClassVar[type[CurvatureSummary]]
+
+    @abstractmethod
+    def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> CurvatureSummary:
+        """The client's curvature at the model's present parameters, of those that the layout names."""
+
+    def at_most(self, rank: int | None) -> Self:
+        """The same with at most that many eigenpairs, where there are any; None sets no limit."""
+        return self
+
+
+def nbytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """Size of all tensors together."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def wrong_shape(name: str, tensor: Tensor, expected: Shape) -> str | None:
     """A sentence about a tensor that is not as it should be, or None."""
     if tuple(tensor.shape) == expected:
         return None

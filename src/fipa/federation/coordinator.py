@@ -151,7 +151,7 @@ class _Round:
         stage, state = self.stage, self.state
         mine = {client: state.memories[client] for client in clients if client in state.memories}
         order = Order(
-            self.k, state.theta, stage.local, stage.lr_scale, stage.plan, getattr(stage.rule, "floor", 0.0),
+            self.k, state.theta, stage.local, stage.lr_scale, stage.plan, floor_of(stage.rule),
             stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine, buffers=state.buffers,
         )  # fmt: skip
         if stage.adaptive_rank is None:
@@ -201,9 +201,7 @@ class _Round:
             recent,
         )  # fmt: skip
 
-    def _record(
-        self, outcome: Outcome, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]
-    ) -> RoundRecord:
+    def _record(self, outcome: Outcome, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]) -> RoundRecord:
         ranks = tuple(u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates)
         told = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
         diagnostics = outcome.result.diagnostics if outcome.result is not None else None
@@ -259,6 +257,7 @@ class _Judges:
         self, round_: _Round, apply: Any, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]
     ) -> None:
         self._round, self._apply, self._updates, self._replies = round_, apply, updates, replies
+        self._local: Any = round_.stage.local
         self._losses = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
         if not self._losses:
             raise FipaError(
@@ -280,15 +279,16 @@ class _Judges:
 
         Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
         """
-        local: Any = self._round.stage.local
-        theta = self._round.state.theta
+        local, theta, floor = self._local, self._round.state.theta, floor_of(rule)
         v = result.theta - theta
         answers = yield from self._round.ask(list(self._replies), Bend(theta, v))
         if len(answers.values) < len(self._replies):
             raise Diverged("a client does not tell how its residuals bend")
         corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
         for client, gradient in answers.values.items():
-            corrections[client] = 0.5 * local(self._replies[client].update.sketch, gradient, getattr(rule, "floor", 0.0))
+            corrections[client] = 0.5 * local(
+                self._replies[client].update.sketch, gradient, getattr(rule, "floor", 0.0)
+            )
         full: Any = rule
         a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
         mean = self._apply(FedAvg()).theta - theta

@@ -129,9 +129,7 @@ class Executor:
         return rows
 
 
-def _timed(
-    site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any]
-) -> tuple[list[Any], float]:
+def _timed(site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any]) -> tuple[list[Any], float]:
     begun = time.perf_counter()
     rows = [row for group in groups for row in getattr(site, method)(group, *what)]
     return rows, time.perf_counter() - begun

@@ -11,7 +11,8 @@ from torch import Tensor
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
 from fipa.curvature.additive import AdditiveStatistics
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan
+from fipa.curvature.summary import CurvaturePlan as Plan
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,10 @@ from fipa.clients.client import Client, pooled
 from fipa.clients.descent import Descent
 from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.clients.rule import LocalRule, LocalWork, Memory
-from fipa.curvature.sketch import Sketch
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.sketch import Sketch, SketchPlan
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.errors import Diverged, FipaError, NotFinite
 from fipa.federation.messages import Order, Reply
-from fipa.federation.plans import AdditivePlan, SketchPlan
 from fipa.federation.problem import Problem
 from fipa.kernels.small_cnn import SmallCNN
 from fipa.randomness import generator_for, seed_for
@@ -141,7 +141,7 @@ class Site:
 
         sketches: dict[int, Sketch] = {}
         for row, client in enumerate(clients):
-            if isinstance(order.plan, SketchPlan):
+            if order.plan is not None and issubclass(order.plan.makes, Sketch):  # local rules may need it
                 norm = float(gradients[row].norm()) if gradients is not None else None
                 sketches[client] = self._sketch(client, order, norm, notes[client])
 
@@ -153,7 +153,9 @@ class Site:
                 raise Diverged(
                     f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
                 )
-            curvature = sketches.get(client) or self._curvature(client, order, delta)
+            curvature: CurvatureSummary | None = sketches.get(client)
+            if curvature is None and order.plan is not None:  # after training, but still at the broadcast model
+                curvature = self._compute(order.plan, client, order.round_number, delta)
             update = ClientUpdate(delta, self.clients[client].num_examples, curvature, client)
             lr, memory = rule.lr_at(order.round_number, order.lr_scale), order.memories.get(client, {})
             kept, told = rule.outcome(order.theta, delta, count, lr, memory, order.shared)
@@ -178,16 +180,23 @@ class Site:
         (data,) = self._stack((client,)).terms
         return replace(one, data=data, transform=None)
 
-    def _compute(self, plan: SketchPlan, client: int, round_number: int) -> Sketch:
+    def _compute(
+        self, plan: CurvaturePlan, client: int, round_number: int, delta: Tensor | None = None
+    ) -> CurvatureSummary:
         seed = seed_for(self.seed, "sketch", round_number, client)
+        occasion = Occasion(seed, seed_for(self.seed, "test matrix", round_number), delta)
         try:
-            return plan.compute(self.problem.model, self.problem.layout, self._ready(client), seed)
+            return plan.compute(self.problem.model, self.problem.layout, self._ready(client), occasion)
         except (NotFinite, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
-            raise Diverged(f"round {round_number}: no sketch of client {client}: {error}") from error
+            raise Diverged(f"round {round_number}: no {plan.makes.kind} of client {client}: {error}") from error
+
+    def _whole_sketch(self, client: int, round_number: int) -> Sketch:
+        found = self._compute(SketchPlan(rank=None), client, round_number)
+        assert isinstance(found, Sketch)
+        return found
 
     def _sketch(self, client: int, order: Order, norm: float | None, notes: list[str]) -> Sketch:
-        plan = order.plan
-        assert isinstance(plan, SketchPlan)
+        plan: Any = order.plan
         if order.adaptive_rank is not None:
             assert norm is not None
             assert order.gradient_norm is not None
@@ -196,18 +205,9 @@ class Site:
             )
             plan = replace(plan, rank=rank)
             notes += [note] if note else []
-        return self._compute(plan, client, order.round_number)
-
-    def _curvature(self, client: int, order: Order, delta: Tensor) -> CurvatureSummary | None:
-        """What is not an eigen-sketch, taken after training but at the broadcast model."""
-        if order.plan is None or isinstance(order.plan, SketchPlan):
-            return None
-        model, layout, data = self.problem.model, self.problem.layout, self._ready(client)
-        seed = seed_for(self.seed, "sketch", order.round_number, client)
-        if isinstance(order.plan, AdditivePlan):
-            test_seed = seed_for(self.seed, "test matrix", order.round_number)
-            return order.plan.compute(model, layout, data, seed, delta, test_seed)
-        return order.plan.compute(model, layout, data, seed)
+        found = self._compute(plan, client, order.round_number)
+        assert isinstance(found, Sketch)
+        return found
 
     def _steps(
         self,

@@ -10,9 +10,11 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.rule import LocalRule
+from fipa.curvature.sketch import SketchPlan
+from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
+from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
-from fipa.federation.plans import AdaptiveRank, AdaptiveSteps, Plan, SketchPlan
 from fipa.randomness import seed_for
 
 
@@ -41,7 +43,7 @@ class Stage:
     rule: Rule
     local: LocalRule
     rounds: int
-    plan: Plan | None = None
+    plan: CurvaturePlan | None = None
     lr_scale: float = 1.0
     damping_decay: float = 1.0
     control: StepControl | None = None
@@ -57,7 +59,7 @@ class Stage:
     @property
     def sums(self) -> bool:
         """Whether the curvature that clients send is of use in one round's sum only."""
-        return self.plan is not None and getattr(getattr(self.plan, "makes", None), "is_sum", False)
+        return self.plan is not None and self.plan.makes.is_sum
 
     def evaluates(self, place: int) -> bool:
         """Whether the model is evaluated after round `place` of this stage, counted from 0."""
@@ -73,7 +75,7 @@ class Stage:
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 
 
-def check_together(rule: Rule, local: LocalRule, plan: Plan | None, control: StepControl | None) -> None:
+def check_together(rule: Rule, local: LocalRule, plan: CurvaturePlan | None, control: StepControl | None) -> None:
     """Refuse settings of server and clients that only work in pairs."""
     newton = isinstance(local, GaussNewton)
     if control is not None and control.acceleration is not None:

@@ -14,17 +14,11 @@ from typing import Any
 import torch
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.additive import AdditiveStatistics
-from fipa.curvature.covariance import InputCovariance
-from fipa.curvature.diagonal import DiagonalCurvature
-from fipa.curvature.sketch import Sketch
+from fipa.curvature.registry import summaries
 from fipa.errors import FipaError
 from fipa.federation.coordinator import State
 from fipa.federation.messages import Late
 from fipa.layout import Layout
-
-# what a checkpoint may hold besides tensors and plain data: nothing in it can run code
-_CLASSES: list[Any] = [AdditiveStatistics, ClientUpdate, DiagonalCurvature, InputCovariance, Late, Layout, Sketch]
 
 
 class RunFolder:
@@ -82,7 +76,8 @@ class RunFolder:
                 self.thetas.unlink(missing_ok=True)
             return None
         try:
-            with torch.serialization.safe_globals(_CLASSES):
+            # what it may hold besides tensors and plain data: nothing in it can run code
+            with torch.serialization.safe_globals([ClientUpdate, Late, Layout, *summaries()]):
                 content = torch.load(self.checkpoint, weights_only=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
             raise FipaError(f"{self.checkpoint} cannot be read: delete {self.path} to run this arm anew") from error

@@ -111,4 +111,3 @@ class _Threshold:
 
     def enough(self, answered: int, asked: int) -> bool:
         return answered >= self._threshold
-
