@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import torch
 from torch import Tensor
 
@@ -13,8 +16,9 @@ def aligned(tensor: Tensor) -> Tensor:
 
     Matrix products round by strides and addresses: in this form equal numbers give equal bits, whatever way they came.
     """
-    rows = torch.empty(tensor.shape, device="meta")  # `is_contiguous` overlooks the strides of axes of length one
-    if tensor.stride() == rows.stride() and tensor.data_ptr() % ALIGNMENT == 0:
+    sizes = (max(size, 1) for size in reversed(tensor.shape[1:]))
+    rows = tuple(accumulate(sizes, mul, initial=1))[::-1]  # `is_contiguous` overlooks strides of axes of length one
+    if tensor.stride() == rows[: tensor.dim()] and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

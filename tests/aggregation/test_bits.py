@@ -167,6 +167,16 @@ def test_strides_of_axes_of_length_one_count() -> None:
     assert aligned(column).stride() == (1, 1)
 
 
+@pytest.mark.parametrize("rank", [1, 9, fipa.RelativeThreshold(0.05)], ids=str)
+@pytest.mark.parametrize("solver", ["exact", "krylov", "subspace"])
+@pytest.mark.parametrize("examples", [5, 100])
+def test_sketches_are_made_canonical(examples: int, solver: str, rank: object) -> None:
+    """So that a server need not copy them, and a client does not keep a wider matrix alive."""
+    torch.manual_seed(0)
+    sketch = fipa.sketch(torch.nn.Linear(8, 3), torch.randn(examples, 8), rank=rank, solver=solver)
+    assert all(is_canonical(t) for t in sketch.tensors().values())
+
+
 def test_an_update_in_canonical_form() -> None:
     """For those who compute with an update before they aggregate it."""
     for rule in RULES.values():

@@ -225,7 +225,7 @@ def sketch(
             RankWarning,
             stacklevel=2,
         )
-    return Sketch(vectors, values, layout, loss, num_examples, trace)
+    return Sketch(vectors, values, layout, loss, num_examples, trace).canonical()  # no part of a wider matrix
 
 
 def _adaptive(
