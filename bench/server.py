@@ -37,7 +37,7 @@ def solves() -> Iterator[Record]:
     generator = torch.Generator().manual_seed(0)
     values = 50 * torch.arange(1, RANK + 1).float() ** -1.5
     sketches = [
-        fipa.Sketch(torch.linalg.qr(torch.randn(P, RANK, generator=generator)).Q, values, LAYOUT)
+        fipa.Sketch(torch.linalg.qr(torch.randn(P, RANK, generator=generator)).Q, values, LAYOUT).canonical()
         for _ in range(CLIENTS)
     ]
     deltas = [torch.randn(P, generator=generator) for _ in range(CLIENTS)]

@@ -13,6 +13,7 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fedvarp import FedVARP
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
@@ -57,6 +58,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedVARP",
     "FedYogi",
     "FipaError",
     "InputCovariance",

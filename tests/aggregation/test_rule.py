@@ -340,6 +340,54 @@ def test_several_rules_on_the_same_updates_share_one_spectrum(monkeypatch: pytes
     assert len(solved) == 1
 
 
+def two_deltas() -> tuple[Tensor, list[ClientUpdate], dict[int | str, Tensor]]:
+    """Theta, updates, and other deltas for the same clients."""
+    deltas = [normal(4, rng=generator(m)) for m in range(4)]
+    updates = [ClientUpdate(delta, 3 + m, client_id=m) for m, delta in enumerate(deltas[:2])]
+    return torch.zeros(4, dtype=DOUBLE), updates, dict(enumerate(deltas[2:]))
+
+
+def weighted_by_weights(cohort: fipa.Cohort) -> list[float]:
+    """What a rule may remember: no deltas, all the rest."""
+    assert cohort.deltas == ()
+    assert cohort.ids == (0, 1)
+    assert cohort.num_examples == (3, 4)
+    return [2 * w for w in cohort.weights]
+
+
+def test_a_memory_is_made_once_and_without_deltas() -> None:
+    theta, updates, others = two_deltas()
+    found = []
+
+    def rule(cohort: fipa.Cohort, state: object) -> Step:
+        found.append(cohort.remember(weighted_by_weights))
+        assert len(cohort.deltas) == 2
+        return Step(cohort.mean_delta, 1.0, 1.0, [1.0, 1.0])
+
+    apply = aggregator(theta, updates)
+    apply(rule)
+    apply(rule, deltas=others)
+    assert found[0] == pytest.approx([6 / 7, 8 / 7])
+    assert found[1] is found[0]
+
+
+def test_a_memory_from_deltas_is_not_taken_for_that_of_others() -> None:
+    """A rule that remembers the mean of its deltas, by mistake: not faster, and not wrong."""
+    theta, updates, others = two_deltas()
+
+    def mistaken(cohort: fipa.Cohort, state: object) -> Step:
+        return Step(cohort.remember(lambda _: cohort.mean_delta), 1.0, 1.0, [1.0, 1.0])
+
+    def blind(cohort: fipa.Cohort, state: object) -> Step:
+        return Step(cohort.remember(type(cohort).mean_delta.fget), 1.0, 1.0, [1.0, 1.0])
+
+    apply = aggregator(theta, updates)
+    for deltas in (None, others, None):
+        assert torch.equal(apply(mistaken, deltas=deltas).theta, apply(FedAvg(), deltas=deltas).theta)
+        with pytest.raises(IndexError):
+            apply(blind, deltas=deltas)
+
+
 @pytest.mark.parametrize("rule", [FIPA(), FIPA(damping=0.3), CompletedFIPA(), CompletedFIPA(damping=0.3)], ids=str)
 @FAST
 @given(clients=sketch_rounds())

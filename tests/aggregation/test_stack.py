@@ -177,6 +177,7 @@ class LargestNew(TorchDispatchMode):
 def test_nothing_larger_than_a_block_is_allocated(
     rule: type[fipa.FIPA] | type[fipa.CompletedFIPA], damping: float
 ) -> None:
+    """Of sketches that are in memory row by row, as `fipa.sketch` makes them; others are copied once."""
     p, ranks, block = 60_000, (4, 4, 4), 16384
     R = sum(ranks)
     limit = max((block + R) * R, p)  # a block of rows below the triangular factor
@@ -184,7 +185,7 @@ def test_nothing_larger_than_a_block_is_allocated(
     rng = generator(5)
     updates = []
     for r in ranks:
-        sketch = fipa.Sketch(orthonormal(p, r, rng).float(), torch.linspace(2, 1, r), one_parameter(p))
+        sketch = fipa.Sketch(orthonormal(p, r, rng).float().contiguous(), torch.linspace(2, 1, r), one_parameter(p))
         updates.append(fipa.ClientUpdate(torch.randn(p, generator=rng), 10 * r, sketch))
     theta = torch.zeros(p)
     with LargestNew() as largest:

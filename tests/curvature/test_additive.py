@@ -64,6 +64,30 @@ def test_delta_by_name_or_flat():
         assert torch.equal(getattr(by_name, field), getattr(flat, field))
 
 
+@pytest.mark.parametrize("route", ["rows", "matrix_free"])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize("named", [False, True])
+def test_delta_goes_where_the_model_is(monkeypatch, named, dtype, route):
+    """The meta device stands for a GPU: it refuses tensors of the CPU too, but has no numbers to be found finite."""
+    monkeypatch.setattr("fipa.curvature.additive.check_finite", lambda products: None)
+    model, x = (thing.float() for thing in model_and_inputs("mlp"))
+    delta = {name: t.cpu() for name, t in parameters_of(model).items()} if named else torch.ones(P)
+    result = additive_statistics(
+        model.to("meta"), x.to("meta"), delta=delta, width=3, test_seed=0, num_examples=5, dtype=dtype, route=route
+    )
+    for tensor in result.tensors().values():
+        assert tensor.device.type == "meta"
+        assert tensor.dtype == (dtype or torch.float32)
+
+
+def test_delta_of_another_dtype_is_refused_unless_one_is_asked_for():
+    model, x = model_and_inputs("mlp")  # float64
+    options = {"delta": torch.ones(P), "width": 3, "test_seed": 0, "num_examples": 5}
+    with pytest.raises(LayoutError, match=r"torch.float32, the selected parameters 59 and torch.float64"):
+        additive_statistics(model, x, **options)
+    assert additive_statistics(model, x, dtype=torch.float64, **options).delta.dtype == torch.float64
+
+
 def test_sampling_has_a_seed_of_its_own():
     model, x = model_and_inputs("mlp", examples=20)
 

@@ -62,8 +62,7 @@ class AdditiveFIPA:
             raise UpdateError(
                 "additive statistics are pooled by number of examples: leave ClientUpdate(weight=...) out"
             )
-        total = pool(statistics) if len(statistics) > 1 else statistics[0]
-        values, U = cohort.remember("nystrom", lambda: nystrom(total))
+        total, values, U = cohort.remember(_pooled)
         inverse, effective_rank, condition_number = filtered_inverse(
             values.double(), self.damping, self.cutoff, noise=len(values) * torch.finfo(values.dtype).eps
         )
@@ -80,6 +79,13 @@ class AdditiveFIPA:
             for weight, one in zip(cohort.weights, statistics, strict=True)
         ]
         return Step(self.step * d, effective_rank, condition_number, projections)
+
+
+def _pooled(cohort: Cohort) -> tuple[AdditiveStatistics, Tensor, Tensor]:
+    """The clients' sums, with the eigenvalues and eigenvectors of their curvature."""
+    statistics = cohort.require(AdditiveStatistics, "AdditiveFIPA")
+    total = pool(statistics) if len(statistics) > 1 else statistics[0]
+    return total, *nystrom(total)
 
 
 def nystrom(total: AdditiveStatistics) -> tuple[Tensor, Tensor]:

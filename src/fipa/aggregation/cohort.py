@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import LayoutError, UpdateError
 from fipa.layout import Layout
+from fipa.linalg import aligned
 
 C = TypeVar("C", bound=CurvatureSummary)
 T = TypeVar("T")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Validated clients of one round, in reduction order."""
+    """Validated clients of one round, in reduction order; all tensors in the form of `fipa.linalg.aligned`."""
 
     clients: tuple[str, ...]  # how errors call them
     ids: tuple[int | str, ...]  # client ids, or places in the list
@@ -30,13 +31,23 @@ class Cohort:
     deltas: tuple[Tensor, ...]  # flat (p)
     curvatures: tuple[CurvatureSummary | None, ...]
     num_examples: tuple[int, ...]
-    memory: dict[str, Any] = field(default_factory=dict)
+    identified: bool = True  # whether `ids` tell who a client is, also in another round
+    population: int | None = None  # clients of the federation, here or not; None: nobody has told
+    memory: dict[Callable[[Cohort], Any], Any] = field(default_factory=dict)
 
-    def remember(self, name: str, make: Callable[[], T]) -> T:
-        """What a rule has computed from the cohort alone, for when it is applied again with other settings."""
-        if name not in self.memory:
-            self.memory[name] = make()
-        return self.memory[name]
+    def remember(self, make: Callable[[Cohort], T]) -> T:
+        """What `make` computes from the cohort but for its deltas: once, also if a rule is applied again.
+
+        Others that share this memory have other deltas, so `make` gets none. Let it be a function of a module: one made
+        inside a rule is another function in each call, and its result is not found again.
+        """
+        if make not in self.memory:
+            self.memory[make] = make(replace(self, deltas=()))
+        return self.memory[make]
+
+    def with_deltas(self, deltas: Mapping[int | str, Tensor]) -> Cohort:
+        """The same clients with other updates, by id."""
+        return replace(self, deltas=tuple(aligned(deltas[i]) for i in self.ids))
 
     @property
     def mean_delta(self) -> Tensor:
@@ -59,7 +70,7 @@ class Cohort:
 
 
 def gather(
-    theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate]
+    theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate], *, population: int | None = None
 ) -> tuple[Cohort, Tensor, Layout | None]:
     """Check a round's input; return its clients, the flat parameters they update, and those parameters' layout."""
     if isinstance(updates, ClientUpdate):
@@ -67,7 +78,9 @@ def gather(
     ordered, clients = _in_order(list(updates))
     _check_types(theta, clients, ordered)
     layout = _layout(theta, ordered)
-    flat_theta = _flatten_theta(theta, layout)
+    flat_theta = aligned(_flatten_theta(theta, layout))
+    if population is not None and population < len(ordered):
+        raise UpdateError(f"population={population}, but {len(ordered)} clients sent updates: count all of them")
     deltas, curvatures = [], []
     for client, update in zip(clients, ordered, strict=True):
         n = update.num_examples
@@ -80,16 +93,18 @@ def gather(
             raise UpdateError(
                 f"{client} has weight={w!r}: it must be a positive number; leave out clients that do not count"
             )
-        deltas.append(_flatten_delta(client, update.delta, layout, flat_theta))
+        deltas.append(aligned(_flatten_delta(client, update.delta, layout, flat_theta)))
         if update.sketch is not None:
             check_curvature(client, update.sketch, layout, flat_theta)
-        curvatures.append(update.sketch)
+        curvatures.append(None if update.sketch is None else update.sketch.canonical())
     counts = tuple(int(update.num_examples) for update in ordered)
     given = [n if update.weight is None else float(update.weight) for n, update in zip(counts, ordered, strict=True)]
     total = sum(given)
     weights = tuple(w / total for w in given)
     ids = tuple(i if update.client_id is None else update.client_id for i, update in enumerate(ordered))
-    return Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts), flat_theta, layout
+    identified = ordered[0].client_id is not None
+    cohort = Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts, identified, population)
+    return cohort, flat_theta, layout
 
 
 def _in_order(updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], tuple[str, ...]]:

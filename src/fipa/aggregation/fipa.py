@@ -145,7 +145,12 @@ def _weigh(cohort: Cohort, rule: str, damping: float, cutoff: float, step: float
 
 def _stack(cohort: Cohort, rule: str) -> Stack:
     """The cohort's sketches; built once, for the spectrum is most of the work and does not depend on the damping."""
-    return cohort.remember("stack", lambda: Stack(cohort.require(Sketch, rule), cohort.weights))
+    cohort.require(Sketch, rule)
+    return cohort.remember(_stacked)
+
+
+def _stacked(cohort: Cohort) -> Stack:
+    return Stack(cohort.require(Sketch, "FIPA"), cohort.weights)
 
 
 class ReducedSolve:

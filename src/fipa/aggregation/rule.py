@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import Diverged, FipaError, LayoutError
 from fipa.layout import Layout
+from fipa.linalg import aligned
 
 Theta = TypeVar("Theta", Tensor, dict[str, Tensor])
 
@@ -78,17 +79,29 @@ class Result(Generic[Theta]):
 
 @overload
 def aggregate(
-    theta: Tensor, updates: Iterable[ClientUpdate], rule: Rule, state: Mapping[str, Tensor] | None = None
+    theta: Tensor,
+    updates: Iterable[ClientUpdate],
+    rule: Rule,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    population: int | None = None,
 ) -> Result[Tensor]: ...
 @overload
 def aggregate(
-    theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate], rule: Rule, state: Mapping[str, Tensor] | None = None
+    theta: Mapping[str, Tensor],
+    updates: Iterable[ClientUpdate],
+    rule: Rule,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    population: int | None = None,
 ) -> Result[dict[str, Tensor]]: ...
 def aggregate(
     theta: Tensor | Mapping[str, Tensor],
     updates: Iterable[ClientUpdate],
     rule: Rule,
     state: Mapping[str, Tensor] | None = None,
+    *,
+    population: int | None = None,
 ) -> Result[Tensor] | Result[dict[str, Tensor]]:
     """One server step.
 
@@ -102,7 +115,9 @@ def aggregate(
     rule
         `fipa.FedAvg()`, `fipa.FIPA()`, ...
     state
-        `result.state` of the round before, for rules with momentum.
+        `result.state` of the round before, for rules with momentum or another memory.
+    population
+        Number of clients of the federation, of which some take part in a round: `fipa.FedVARP` asks for it.
 
     Examples
     --------
@@ -112,27 +127,31 @@ def aggregate(
     >>> aggregate(torch.zeros(3), updates, FedAvg()).theta
     tensor([0.2500, 0.2500, 0.2500])
     """
-    return aggregator(theta, updates)(rule, state)
+    return aggregator(theta, updates, population=population)(rule, state)
 
 
-@overload
-def aggregator(theta: Tensor, updates: Iterable[ClientUpdate]) -> Callable[..., Result[Tensor]]: ...
 @overload
 def aggregator(
-    theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate]
+    theta: Tensor, updates: Iterable[ClientUpdate], *, population: int | None = None
+) -> Callable[..., Result[Tensor]]: ...
+@overload
+def aggregator(
+    theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate], *, population: int | None = None
 ) -> Callable[..., Result[dict[str, Tensor]]]: ...
-def aggregator(theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> Callable[..., Any]:
+def aggregator(
+    theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate], *, population: int | None = None
+) -> Callable[..., Any]:
     """`aggregate` for several rules on the same updates: what these have in common is checked and computed once.
 
     Called with `deltas`, flat tensors by client id, it takes these instead of the updates' own.
     """
-    cohort, flat, layout = gather(theta, updates)
+    cohort, flat, layout = gather(theta, updates, population=population)
 
     def apply(
         rule: Rule, state: Mapping[str, Tensor] | None = None, deltas: Mapping[int | str, Tensor] | None = None
     ) -> Any:
-        others = cohort if deltas is None else replace(cohort, deltas=tuple(deltas[i] for i in cohort.ids))
-        return _apply(rule, state or {}, theta, others, flat, layout)
+        known = {name: aligned(t) for name, t in (state or {}).items()}
+        return _apply(rule, known, theta, cohort if deltas is None else cohort.with_deltas(deltas), flat, layout)
 
     return apply
 

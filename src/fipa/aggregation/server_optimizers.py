@@ -35,7 +35,7 @@ class FedAvgM:
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         own, inner = _split(state)
         step = self.inner(cohort, inner)
-        v = self.momentum * _buffer(own, "momentum", step.change, 0.0) + step.change
+        v = self.momentum * buffer(own, "momentum", step.change, 0.0) + step.change
         return replace(step, change=self.lr * v, state=_join({"momentum": v}, step.state))
 
 
@@ -61,8 +61,8 @@ class _Adaptive(ABC):
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:
         own, inner = _split(state)
         step = self.inner(cohort, inner)
-        m = self.beta1 * _buffer(own, "mean", step.change, 0.0) + (1 - self.beta1) * step.change
-        v = self._second_moment(_buffer(own, "square", step.change, self.tau**2), step.change.square())
+        m = self.beta1 * buffer(own, "mean", step.change, 0.0) + (1 - self.beta1) * step.change
+        v = self._second_moment(buffer(own, "square", step.change, self.tau**2), step.change.square())
         change = self.lr * m / (v.sqrt() + self.tau)
         return replace(step, change=change, state=_join({"mean": m, "square": v}, step.state))
 
@@ -112,18 +112,19 @@ def _join(own: State, inner: State) -> State:
     return own | {f"inner.{key}": t for key, t in inner.items()}
 
 
-def _buffer(own: State, name: str, like: Tensor, start: float) -> Tensor:
-    buffer = own.get(name)
-    if buffer is None:
+def buffer(state: Mapping[str, Tensor], name: str, like: Tensor, start: float) -> Tensor:
+    """What the state holds under this name, checked to be like the update; filled with `start` at first."""
+    found = state.get(name)
+    if found is None:
         return torch.full_like(like, start)
-    if buffer.shape != like.shape:
+    if found.shape != like.shape:
         raise LayoutError(
-            f"the server state {name!r} has {buffer.numel()} elements, the update {like.numel()}: "
+            f"the server state {name!r} has {found.numel()} elements, the update {like.numel()}: "
             "start with state=None when the trained parameters change"
         )
-    if buffer.dtype != like.dtype or buffer.device != like.device:
+    if found.dtype != like.dtype or found.device != like.device:
         raise LayoutError(
-            f"the server state {name!r} is {buffer.dtype} on {buffer.device}, the update {like.dtype} on "
+            f"the server state {name!r} is {found.dtype} on {found.device}, the update {like.dtype} on "
             f"{like.device}: convert it with .to(...)"
         )
-    return buffer
+    return found

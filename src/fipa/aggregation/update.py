@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from fipa.curvature.summary import CurvatureSummary
+from fipa.linalg import aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,3 +37,12 @@ class ClientUpdate:
     sketch: CurvatureSummary | None = None
     client_id: int | str | None = None
     weight: float | None = None
+
+    def canonical(self) -> ClientUpdate:
+        """The same update in the one form of memory that every rule works on, whatever way it came here.
+
+        `aggregate` does this by itself. Do it before computing anything else with an update that others repeat.
+        """
+        delta = self.delta
+        delta = aligned(delta) if isinstance(delta, Tensor) else {name: aligned(t) for name, t in delta.items()}
+        return replace(self, delta=delta, sketch=None if self.sketch is None else self.sketch.canonical())

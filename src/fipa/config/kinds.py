@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.diagonal import DiagonalFisher
 from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fedvarp import FedVARP
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
@@ -39,6 +40,7 @@ RULES: dict[str, type] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "fedvarp": FedVARP,
     "private-fedavg": PrivateFedAvg,
     "private-additive-fipa": PrivateAdditiveFIPA,
 }

@@ -205,7 +205,7 @@ def additive_statistics(
     ) as (operator, layout, _):  # fmt: skip
         like = operator.like
         flat = layout.flatten(delta) if isinstance(delta, Mapping) else delta.detach().reshape(-1)
-        flat = flat.to(dtype=dtype, device=like.device)
+        flat = flat.to(device=like.device, dtype=dtype)  # where the model is, if nobody says otherwise
         if flat.shape != (layout.numel,) or flat.dtype != like.dtype:
             raise LayoutError(
                 f"delta has length {flat.numel()} and {flat.dtype}, the selected parameters {layout.numel} and "

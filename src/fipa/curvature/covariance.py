@@ -7,7 +7,7 @@ the layer's inputs alone. A bias is an input that is always 1; a convolution's i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,9 +86,8 @@ class InputCovariance(CurvatureSummary):
     def form(self) -> object:  # noqa: D102
         return tuple((weight, bias) for weight, (bias, _) in self.layers.items())
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
-        layers = {weight: (bias, matrix.to(*args, **kwargs)) for weight, (bias, matrix) in self.layers.items()}
-        return replace(self, layers=layers)
+    def map(self, change: Callable[[Tensor], Tensor]) -> InputCovariance:  # noqa: D102
+        return replace(self, layers={weight: (bias, change(matrix)) for weight, (bias, matrix) in self.layers.items()})
 
     def problem(self, parameters: int) -> str | None:  # noqa: D102
         shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))

@@ -236,8 +236,7 @@ def sketch(
             RankWarning,
             stacklevel=2,
         )
-    # solvers return views of larger matrices: without their gaps, as a sketch is after a journey
-    return Sketch(vectors.contiguous(), values.contiguous(), layout, loss, num_examples, trace)
+    return Sketch(vectors, values, layout, loss, num_examples, trace).canonical()  # no part of a wider matrix
 
 
 @dataclass(frozen=True)

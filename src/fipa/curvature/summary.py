@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -13,6 +13,7 @@ from typing_extensions import Self
 from fipa.curvature.terms import LossName
 from fipa.errors import SketchError
 from fipa.layout import Layout
+from fipa.linalg import aligned
 
 Shape = tuple[int, ...]
 
@@ -83,7 +84,15 @@ class CurvatureSummary(ABC):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert all tensors, as `torch.Tensor.to` does."""
-        return replace(self, **{name: t.to(*args, **kwargs) for name, t in self.tensors().items()})  # type: ignore[type-var]
+        return self.map(lambda t: t.to(*args, **kwargs))
+
+    def canonical(self) -> Self:
+        """The same numbers in the one form of memory that rules work on, see `fipa.linalg.aligned`."""
+        return self.map(aligned)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same summary of changed tensors. Override it where `tensors` are no fields of the dataclass."""
+        return replace(self, **{name: change(t) for name, t in self.tensors().items()})  # type: ignore[type-var]
 
     @property
     def nbytes(self) -> int:

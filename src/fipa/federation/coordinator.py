@@ -24,7 +24,8 @@ from fipa.federation.arrivals import arrivals
 from fipa.federation.control import Conversation, controlled
 from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
 from fipa.federation.record import RoundRecord, event
-from fipa.federation.stage import stage_at
+from fipa.federation.stage import floor_of, stage_at
+from fipa.linalg import aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,8 @@ class _Round:
         chosen = self.arm.participation.select(list(there.values.values()), self.seed, self.k)
         clients = [list(there.values)[place] for place in chosen]
         answers = yield from self._ask(clients, (yield from self._order(clients)))
-        replies: Mapping[int, Reply] = answers.values
+        replies = {client: replace(one, update=one.update.canonical()) for client, one in answers.values.items()}
+        answers = replace(answers, values=replies)
         for client, reply in replies.items():
             for note in reply.notes:
                 self._say(client, note)
@@ -167,7 +169,7 @@ class _Round:
         rule: Any = stage.rule_at(self.place, self.seed)
         settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
         try:
-            apply = aggregator(state.theta, updates)
+            apply = aggregator(state.theta, updates, population=self.population)
             if stage.control is None:
                 return Outcome(apply(rule, state.rule_state), state.control_value, 1, **settings)
             value = stage.control.start(rule) if state.control_value is None else state.control_value
@@ -286,9 +288,7 @@ class _Judges:
             raise Diverged("a client does not tell how its residuals bend")
         corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
         for client, gradient in answers.values.items():
-            corrections[client] = 0.5 * local(
-                self._replies[client].update.sketch, gradient, getattr(rule, "floor", 0.0)
-            )
+            corrections[client] = 0.5 * local(self._replies[client].update.sketch, aligned(gradient), floor)
         full: Any = rule
         a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
         mean = self._apply(FedAvg()).theta - theta
