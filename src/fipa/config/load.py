@@ -113,7 +113,21 @@ def _based(content: dict[str, Any], source: str) -> dict[str, Any]:
         return content
     if base not in names():
         raise ConfigError(f"{source}: base = {base!r} is none of the shipped experiments: {', '.join(names())}")
-    return _over(_based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml"), content)
+    below = _based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml")
+    if isinstance(content.get("arms"), dict):
+        content |= {"arms": _changed(below["arms"], content["arms"], source)}
+    return _over(below, content)
+
+
+def _changed(arms: list[dict[str, Any]], changes: dict[str, Any], source: str) -> list[dict[str, Any]]:
+    """The base's arms with changes to some of them, by name: `[arms.FedAvg]` in the place of `[[arms]]`."""
+    known = [arm["name"] for arm in arms]
+    for name, change in changes.items():
+        if name not in known:
+            raise ConfigError(f"{source}: arms.{name}: the base has no such arm, but {', '.join(map(repr, known))}")
+        if not isinstance(change, dict):
+            raise ConfigError(f"{source}: arms.{name} must be a table")
+    return [_over(arm, changes.get(arm["name"], {})) for arm in arms]
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
