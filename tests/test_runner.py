@@ -199,9 +199,9 @@ def test_resumes_from_every_point_of_a_save(
     run.start()
     save = RunFolder.save
 
-    def torn(self: RunFolder, state: Any, record: Any, status: str) -> None:
+    def torn(self: RunFolder, state: Any, record: Any, *more: Any) -> None:
         if state.round_number < round_number:
-            save(self, state, record, status)
+            save(self, state, record, *more)
             return
         self.path.mkdir(parents=True, exist_ok=True)
         with self.history.open("a") as history:

@@ -105,3 +105,14 @@ def test_defaults_go_into_the_warm_up_but_for_where_to_start_and_what_to_train()
     assert experiment.warmup.params is None
     assert experiment.arms[0].params == "head.*"
     assert experiment.warmup.participation == experiment.arms[0].participation
+
+
+def test_averages_are_for_arms() -> None:
+    experiment = load("digits", ["defaults.average=3", "arms.FedAvg.average=0"])[1]
+    assert experiment.warmup is not None
+    assert {arm.name: arm.average for arm in experiment.arms}["FedAvg"] == 0
+    assert {arm.average for arm in experiment.arms} == {0, 3}
+    assert experiment.warmup.average == 0
+    assert {arm.average for arm in experiment.build(False)} == {0, 3}
+    with pytest.raises(ConfigError, match="average"):
+        load("demo", ["arms.*.average=-1"])

@@ -170,7 +170,8 @@ def test_rejected_fedavg_steps_are_halved_from_the_same_updates() -> None:
     arm = Arm("a", (stage(FedAvg(), SGD(lr=9.0, steps=1), control=StepControl()),))
     with Counting(lines) as executor:
         federation = Federation(arm, 0, executor)
-        state, record = federation.round(federation.start())
+        state, found = federation.round(federation.start())
+        record = found.plain()
         trials = 1 + round(np.log(1 / expected) / np.log(4))
         assert (executor.worked, executor.probed) == (1, trials)
     np.testing.assert_allclose(state.theta.numpy(), theta + expected * mean, rtol=1e-12)

@@ -195,7 +195,7 @@ def test_two_workers_compute_the_same_bits_as_one() -> None:
     for workers in (1, 2):
         with Executor(TWO, workers=workers) as executor:
             federation = Federation(arm, 1, executor)
-            results.append(list(federation.rounds(federation.start())))
+            results.append([(state, record.plain()) for state, record in federation.rounds(federation.start())])
     for (state, record), (other, reference) in zip(*results, strict=True):
         assert torch.equal(state.theta, other.theta)
         assert comparable(record) == comparable(reference)

@@ -99,7 +99,7 @@ def _merged(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(defaults, dict):
         raise ConfigError(f"{source}: defaults must be a table")
     if isinstance(content.get("warmup"), dict):
-        common = {key: value for key, value in defaults.items() if key not in ("params", "start")}
+        common = {key: value for key, value in defaults.items() if key not in ("params", "start", "average")}
         content["warmup"] = deepcopy(common) | content["warmup"]
     if isinstance(content.get("arms"), list):
         content["arms"] = [deepcopy(defaults) | arm if isinstance(arm, dict) else arm for arm in content["arms"]]

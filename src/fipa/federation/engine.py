@@ -21,7 +21,9 @@ from fipa.curvature.sketch import Sketch
 from fipa.federation.control import controlled
 from fipa.federation.executor import Executor, Replies, Scope
 from fipa.federation.memory import peak_mib, reset_peak
+from fipa.federation.parameters import mean_of
 from fipa.federation.participation import Faults, Participation
+from fipa.federation.record import RoundRecord, event
 from fipa.federation.site import SERVER, Order, Reply
 from fipa.federation.stage import Stage, stage_at
 
@@ -48,6 +50,8 @@ class Arm:
         File with the parameters that the warm-up ended with.
     params
         Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
+    average
+        The mean of this many of the arm's last models is evaluated beside the model itself; 0 for none.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Arm:
     after: int = 0
     start: str | None = None
     params: tuple[str, ...] | None = None
+    average: int = 10
 
     @property
     def last(self) -> int:
@@ -77,7 +82,10 @@ class Late:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All that one round hands to the next: with it, a run goes on as if it had never stopped."""
+    """All that one round hands to the next: with it, a run goes on as if it had never stopped.
+
+    `recent` holds the last models that are averaged, the present one included and the oldest first.
+    """
 
     theta: Tensor
     round_number: int = 0
@@ -85,6 +93,7 @@ class State:
     control_value: float | None = None
     variates: dict[int, Tensor] = field(default_factory=dict)
     late: tuple[Late, ...] = ()
+    recent: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +143,12 @@ class Federation:
         """Before the first round."""
         return State(self.site.initial.clone(), self.arm.after)
 
-    def rounds(self, state: State) -> Iterator[tuple[State, dict[str, Any]]]:
+    def rounds(self, state: State) -> Iterator[tuple[State, RoundRecord]]:
         """Go on from a state to the arm's last round.
 
         A model is evaluated here while worker processes are busy with the next round.
         """
-        done: tuple[State, dict[str, Any]] | None = None
+        done: tuple[State, RoundRecord] | None = None
         while state.round_number < self.arm.last:
             begun = self._begin(state)
             if done is not None:
@@ -149,14 +158,18 @@ class Federation:
         if done is not None:
             yield self._evaluated(*done)
 
-    def round(self, state: State) -> tuple[State, dict[str, Any]]:
-        """One round; the record has one entry per key, made for JSON."""
+    def round(self, state: State) -> tuple[State, RoundRecord]:
+        """One round."""
         return self._evaluated(*self._finish(self._begin(state)))
 
-    def _evaluated(self, state: State, record: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+    def _evaluated(self, state: State, record: RoundRecord) -> tuple[State, RoundRecord]:
         stage, place = stage_at(self.arm.stages, state.round_number - self.arm.after)
         if stage.evaluates(place):
-            record["metric"] = self.site.problem.evaluate(state.theta)
+            metric = self.site.problem.evaluate(state.theta)
+            averaged = None if not state.recent else metric  # the mean of one model is that model
+            if len(state.recent) > 1:
+                averaged = self.site.problem.evaluate(mean_of(state.recent))
+            record = replace(record, metric=metric, averaged_metric=averaged)
         return state, record
 
     def _begin(self, state: State) -> Begun:
@@ -167,7 +180,7 @@ class Federation:
         events: list[dict[str, Any]] = []
         if place == 0:  # another rule: what the last one remembered, and answers meant for it, are of no use
             for old in state.late:
-                events.append(_event(k, old.update.client_id, "its late answer belongs to the last stage: not used"))
+                events.append(event(k, old.update.client_id, "its late answer belongs to the last stage: not used"))
             state = replace(state, rule_state={}, control_value=None, late=())
             if k > self.arm.after + 1:
                 before, _ = stage_at(self.arm.stages, k - 1 - self.arm.after)
@@ -178,21 +191,21 @@ class Federation:
         delays = {client: self.arm.faults.delay(self.seed, k, client) for client in asked}
         for client, delay in delays.items():
             if delay is None:
-                events.append(_event(k, client, "dropped out"))
+                events.append(event(k, client, "dropped out"))
         answering = [client for client in asked if delays[client] is not None]
         order, uplink, downlink = self._order(state, stage, k, asked, answering)
         replies = self._executor.start(self.scope, self.site.groups(answering, self.arm.group), order)
         seconds = time.perf_counter() - start
         return Begun(state, stage, place, delays, replies, uplink, downlink, seconds, events)
 
-    def _finish(self, begun: Begun) -> tuple[State, dict[str, Any]]:
+    def _finish(self, begun: Begun) -> tuple[State, RoundRecord]:
         """Wait for the answers, and take the server's step."""
         state, stage, place, delays, events = begun.state, begun.stage, begun.place, begun.delays, begun.events
         uplink, downlink, k = begun.uplink, begun.downlink, begun.state.round_number + 1
         replies, client_seconds = begun.replies()
         start = time.perf_counter()
         for reply in replies:
-            events += [_event(k, reply.update.client_id, note) for note in reply.notes]
+            events += [event(k, reply.update.client_id, note) for note in reply.notes]
         uplink += sum(reply.nbytes for reply in replies)
 
         in_time = [reply for reply in replies if delays[_id(reply)] == 0]
@@ -210,40 +223,38 @@ class Federation:
                 theta, rule_state = outcome.result.theta, outcome.result.state
                 diagnostics = outcome.result.diagnostics
             else:
-                events.append(_event(k, None, f"no step of {outcome.trials} lowered the clients' loss: rolled back"))
+                events.append(event(k, None, f"no step of {outcome.trials} lowered the clients' loss: rolled back"))
         else:
-            events.append(_event(k, None, "nobody answered in time: the model stays as it is"))
+            events.append(event(k, None, "nobody answered in time: the model stays as it is"))
 
         variates = self._variates(state.variates, in_time)
         if isinstance(stage.local, Moon):
             variates |= {_id(reply): state.theta + _delta(reply) for reply in replies}
-        state = State(theta, k, rule_state, value, variates, late)
+        recent = (*state.recent, theta)[-self.arm.average :] if self.arm.average else ()
+        state = State(theta, k, rule_state, value, variates, late, recent)
         seconds = begun.seconds + client_seconds + time.perf_counter() - start
         ranks = [u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates]
-        record = {
-            "round": k,
-            "trials": outcome.trials,
-            "accepted": outcome.result is not None,
-            "damping": outcome.damping,
-            "step": outcome.step,
-            "metric": None,  # see _evaluated
-            "loss": self._mean(in_time, [reply.loss for reply in in_time]),
-            "seconds": seconds,
-            "peak_memory_mib": peak_mib(self._executor.pids) if self._measures_memory else None,
-            "uplink_bytes": 0 if self.arm.centralised else uplink,
-            "downlink_bytes": 0 if self.arm.centralised else downlink,
-            "rank": sum(ranks) / len(ranks) if ranks else 0.0,
-            "ranks": ranks,
-            "local_steps": [reply.local_steps for reply in in_time],
-            "clients": [u.client_id for u in updates],
-            "step_length": diagnostics.step_length if diagnostics else 0.0,
-            "cosine_with_fedavg": diagnostics.cosine_with_fedavg if diagnostics else None,
-            "effective_rank": diagnostics.effective_rank if diagnostics else None,
-            "events": events,
-            "spectra": {
-                str(u.client_id): u.sketch.eigenvalues.tolist() for u in updates if isinstance(u.sketch, Sketch)
-            },
-        }
+        record = RoundRecord(
+            k,
+            loss=self._mean(in_time, [reply.loss for reply in in_time]),
+            seconds=seconds,
+            uplink_bytes=0 if self.arm.centralised else uplink,
+            downlink_bytes=0 if self.arm.centralised else downlink,
+            rank=sum(ranks) / len(ranks) if ranks else 0.0,
+            ranks=tuple(ranks),
+            local_steps=tuple(reply.local_steps for reply in in_time),
+            clients=tuple(u.client_id for u in updates if isinstance(u.client_id, int)),
+            damping=outcome.damping,
+            step=outcome.step,
+            trials=outcome.trials,
+            accepted=outcome.result is not None,
+            step_length=diagnostics.step_length if diagnostics else 0.0,
+            cosine_with_fedavg=diagnostics.cosine_with_fedavg if diagnostics else None,
+            effective_rank=diagnostics.effective_rank if diagnostics else None,
+            peak_memory_mib=peak_mib(self._executor.pids) if self._measures_memory else None,
+            events=tuple(events),
+            spectra={str(u.client_id): u.sketch.eigenvalues.tolist() for u in updates if isinstance(u.sketch, Sketch)},
+        )
         return state, record
 
     def _order(
@@ -289,23 +300,23 @@ class Federation:
         arriving = sorted((late for late in waiting if late.arrives == k), key=lambda late: -late.sent)
         still = [late for late in waiting if late.arrives > k]
         if judged and not in_time and arriving:
-            events.append(_event(k, None, "nobody answered in time to judge a step: late answers wait"))
+            events.append(event(k, None, "nobody answered in time to judge a step: late answers wait"))
             still += [replace(late, arrives=k + 1) for late in arriving]
             arriving = []
         for late in arriving:
             client, age = late.update.client_id, k - late.sent
             if client in present:
-                events.append(_event(k, client, f"late by {age}: a fresher answer is there, not used"))
+                events.append(event(k, client, f"late by {age}: a fresher answer is there, not used"))
                 continue
             present.add(client)
             weight = (1.0 if alike else late.update.num_examples) * faults.discount**age
             updates.append(replace(late.update, weight=weight))
-            events.append(_event(k, client, f"late by {age}: used with weight x {faults.discount**age:g}"))
+            events.append(event(k, client, f"late by {age}: used with weight x {faults.discount**age:g}"))
         for reply in replies:
             delay = delays[_id(reply)]
             if delay:
                 fate = "" if faults.use_late else ": not used"
-                events.append(_event(k, _id(reply), f"will be late by {delay}{fate}"))
+                events.append(event(k, _id(reply), f"will be late by {delay}{fate}"))
                 if faults.use_late:
                     still.append(Late(reply.update, k, k + delay))
         return updates, tuple(still)
@@ -377,10 +388,6 @@ class Federation:
                 for place, share in ((_id(reply), 1.0), (SERVER, 1 / len(self.num_examples))):
                     new[place] = new.get(place, torch.zeros_like(change)) + share * change
         return new
-
-
-def _event(round_number: int, client: int | str | None, text: str) -> dict[str, Any]:
-    return {"round": round_number, "client": client, "text": text}
 
 
 def _id(reply: Reply) -> int:

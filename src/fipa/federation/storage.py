@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,10 +20,20 @@ from fipa.curvature.diagonal import DiagonalCurvature
 from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
 from fipa.federation.engine import Late, State
+from fipa.federation.record import RoundRecord
 from fipa.layout import Layout
 
 # what a checkpoint may hold besides tensors and plain data: nothing in it can run code
 _CLASSES: list[Any] = [AdditiveStatistics, ClientUpdate, DiagonalCurvature, InputCovariance, Late, Layout, Sketch]
+
+
+class Saved(NamedTuple):
+    """What is on disk of an arm on a seed: the last state, all rounds, how it stands, and the metric before them."""
+
+    state: State
+    records: list[RoundRecord]
+    status: str
+    initial_metric: float | None
 
 
 class RunFolder:
@@ -57,11 +67,11 @@ class RunFolder:
         """The parameters after each round, as raw numbers one after the other."""
         return self.path / "thetas.bin"
 
-    def save(self, state: State, record: Mapping[str, Any], status: str) -> None:
+    def save(self, state: State, record: RoundRecord, status: str, initial_metric: float | None = None) -> None:
         """Add a round."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(record)) + "\n")
+            file.write(json.dumps(finite(record.plain() | {"initial_metric": initial_metric})) + "\n")
         if self._keep_thetas:
             with self.thetas.open("ab") as binary:
                 binary.write(state.theta.numpy().tobytes())
@@ -70,8 +80,8 @@ class RunFolder:
         torch.save({"state": content, "status": status}, partial)
         os.replace(partial, self.checkpoint)
 
-    def load(self, repair: bool = False) -> tuple[State, list[dict[str, Any]], str] | None:
-        """State, history and status after the last complete round, or None if there is none.
+    def load(self, repair: bool = False) -> Saved | None:
+        """All up to the last complete round, or None if there is none.
 
         `repair` cuts off what a killed run wrote after that: for the one who goes on, not for those who only read.
         """
@@ -106,8 +116,10 @@ class RunFolder:
             if repair:
                 os.truncate(self.thetas, size)
         try:
-            return state, [json.loads(line) for line in lines], content["status"]
-        except json.JSONDecodeError as error:
+            found = [json.loads(line) for line in lines]
+            initial = found[0].get("initial_metric") if found else None
+            return Saved(state, [RoundRecord.of(line) for line in found], content["status"], initial)
+        except (json.JSONDecodeError, AttributeError, TypeError) as error:
             raise FipaError(f"{self.history} is damaged: delete {self.path} to run this arm anew") from error
 
 
