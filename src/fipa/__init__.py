@@ -19,6 +19,7 @@ from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.update import ClientUpdate
+from fipa.api import run
 from fipa.clients.client import Client
 from fipa.curvature.additive import AdditiveStatistics, additive_statistics, pool, random_test_matrix
 from fipa.curvature.covariance import InputCovariance, input_covariance
@@ -30,6 +31,7 @@ from fipa.curvature.terms import Residual
 from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchError, UpdateError
 from fipa.federation.problem import Curves, Maps, Problem
 from fipa.layout import Layout, parameters_of
+from fipa.results import Results
 
 __version__ = "0.5.0"
 
@@ -65,6 +67,7 @@ __all__ = [
     "RelativeThreshold",
     "Residual",
     "Result",
+    "Results",
     "Rule",
     "Sketch",
     "SketchError",
@@ -80,5 +83,6 @@ __all__ = [
     "pde",
     "pool",
     "random_test_matrix",
+    "run",
     "sketch",
 ]

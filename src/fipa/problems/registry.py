@@ -48,6 +48,13 @@ def python(seed: int, *, file: str) -> Problem:
     return made
 
 
+def given(seed: int) -> Problem:
+    """A problem that was handed to `fipa.run`: there is nothing on disk to make it from."""
+    raise FipaError(
+        "the problem of this run was made in Python: only `fipa.run` can run it, with the problem given anew"
+    )
+
+
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "sine": sine,
     "mixture2d": mixture2d,
@@ -57,4 +64,5 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "inverse": inverse,
     "images": images,
     "python": python,
+    "given": given,
 }

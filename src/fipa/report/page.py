@@ -158,7 +158,8 @@ def _section(group: Sequence[Run], data: dict[str, Any], level: int) -> str:
         if "warmup" in view:
             heading = "Warm-up" if len(group) == 1 else f"Warm-up of {group[index].results['experiment']}"
             blocks.append(markup.frame(level, heading, f"warmup-{index}", note=_warm_up_note(view["warmup"])))
-    shown = [(key, name) for key, name in LABELS.items() if any(key in arm.get("series", {}) for arm in arms)]
+    known = {key for arm in arms for key, band in arm.get("series", {}).items() if any(band["median"])}
+    shown = [(key, name) for key, name in LABELS.items() if key in known]
     if shown:
         menu = markup.select("series", "series", shown)
         menu += markup.choice("series-scale", "y axis", [("log", "log"), ("linear", "linear")], "linear")
