@@ -50,9 +50,7 @@ def python(seed: int, *, file: str) -> Problem:
 
 def given(seed: int) -> Problem:
     """A problem that was handed to `fipa.run`: there is nothing on disk to make it from."""
-    raise FipaError(
-        "the problem of this run was made in Python: only `fipa.run` can run it, with the problem given anew"
-    )
+    raise FipaError("the problem of this run was made in Python: give it to `fipa.run` again, with force=True")
 
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
