@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -107,7 +108,7 @@ class Steps:
 
     def round(self) -> float:
         self._state, record = self._federation.round(self._state)
-        return float(record["metric"])
+        return record.metric if record.metric is not None else math.nan
 
 
 def median(step: Callable[[], float]) -> float:

@@ -90,6 +90,20 @@ def test_guide_snippets_run():
     assert fipa.aggregate(torch.zeros(2), updates, names["coordinate_median"]).theta.tolist() == [2.0, 2.0]
 
 
+def test_run_from_python(tmp_path, monkeypatch, capsys):
+    (snippet,) = [block for block in blocks("docs/experiments.md") if "fipa.run(" in block]
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict = {}
+    exec(snippet, names)
+    assert names["error"].shape == (1, 10)
+    assert names["error"][0, -1] < names["results"].metric("FedAvg")[0, -1]
+    assert names["sent"] > 0
+    assert names["theta"].shape == (31,)
+    assert names["page"].resolve() == tmp_path / "runs" / "problem" / "report.html"
+    assert "FIPA    10" in capsys.readouterr().out
+
+
 def test_docs_link_to_files_that_exist():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\"]+)\"", page.read_text()):

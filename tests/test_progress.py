@@ -14,6 +14,7 @@ from tiny import TWO_ARMS, fipa, results, write
 
 from fipa.config.load import load
 from fipa.config.schema import Experiment
+from fipa.federation.record import RoundRecord
 from fipa.progress import Log, Progress, Watchers
 
 
@@ -27,8 +28,8 @@ def console(terminal: bool = False) -> tuple[Console, io.StringIO]:
     return Console(file=file, force_terminal=terminal, width=100, legacy_windows=False), file
 
 
-def record(k: int, metric: float) -> dict[str, Any]:
-    return {"round": k, "metric": metric}
+def record(k: int, metric: float | None) -> RoundRecord:
+    return RoundRecord(k, metric=metric)
 
 
 def test_log_is_one_line_per_arm_and_seed() -> None:
@@ -122,7 +123,7 @@ def test_bars_keep_the_metric_of_the_last_evaluation(experiment: Experiment) -> 
     with Progress(out, experiment) as bars:
         bars.begin("A", 0, 0, 10)
         bars.round("A", 0, record(1, 0.25))
-        bars.round("A", 0, {"round": 2, "metric": None})
+        bars.round("A", 0, record(2, None))
     last = file.getvalue().rpartition("A ")[2]
     assert "2/10" in last
     assert "2.500e-01" in last

@@ -32,6 +32,7 @@ from tiny import (
 from fipa.config.load import load, validate
 from fipa.config.schema import dump
 from fipa.errors import FipaError
+from fipa.federation.record import SERIES, RoundRecord
 from fipa.federation.storage import RunFolder
 from fipa.runner import Run, fresh_directory
 
@@ -199,9 +200,9 @@ def test_resumes_from_every_point_of_a_save(
     run.start()
     save = RunFolder.save
 
-    def torn(self: RunFolder, state: Any, record: Any, status: str) -> None:
+    def torn(self: RunFolder, state: Any, record: Any, *more: Any) -> None:
         if state.round_number < round_number:
-            save(self, state, record, status)
+            save(self, state, record, *more)
             return
         self.path.mkdir(parents=True, exist_ok=True)
         with self.history.open("a") as history:
@@ -226,7 +227,7 @@ class Nobody:
 
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None: ...
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None: ...
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None: ...
 
     def end(self, arm: str, seed: int, status: str) -> None: ...
 
@@ -288,11 +289,6 @@ def test_broken_checkpoint_says_what_to_delete(tmp_path: Path) -> None:
 
 # --- what is written ---
 
-PER_ROUND = (
-    "metric", "loss", "seconds", "uplink_bytes", "downlink_bytes", "rank", "ranks", "local_steps", "clients", "damping",
-    "step", "trials", "accepted", "step_length", "cosine_with_fedavg", "effective_rank",
-)  # fmt: skip
-
 
 def test_results_have_one_entry_per_round(whole: Path) -> None:
     content = results(whole)
@@ -303,8 +299,9 @@ def test_results_have_one_entry_per_round(whole: Path) -> None:
         assert list(seeds) == ["0", "1"]
         for curves in seeds.values():
             assert curves["status"] == "finished"
-            assert {key: len(curves[key]) for key in PER_ROUND} == dict.fromkeys(PER_ROUND, 4)
-            assert all(value > 0 for value in curves["metric"] + curves["seconds"])
+            assert {key: len(curves[key]) for key in SERIES} == dict.fromkeys(SERIES, 4)
+            assert all(value > 0 for value in curves["metric"] + curves["averaged_metric"] + curves["seconds"])
+            assert curves["averaged_metric"][0] == curves["metric"][0]
             assert curves["initial_metric"] > 0
             assert all(event.keys() == {"round", "client", "text"} for event in curves["events"])
             assert ("gap" in curves) == (arm != "centralised")
@@ -406,7 +403,7 @@ def test_a_diverged_arm_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     (event,) = (e for e in bad["events"] if "diverged" in e["text"])
     assert event["round"] == last
     assert len(good["metric"]) == 4
-    assert {len(bad[key]) for key in PER_ROUND} == {last}
+    assert {len(bad[key]) for key in SERIES} == {last}
     before = numbers(tmp_path / "run")
     assert fipa("resume", tmp_path / "run", "--quiet").code == 3
     assert numbers(tmp_path / "run") == before
@@ -439,6 +436,27 @@ def test_curvature_that_overflows_is_divergence_too(tmp_path: Path) -> None:
 def test_a_directory_is_run_by_one_process_only(four_rounds: Run) -> None:
     with four_rounds._lock(), pytest.raises(FipaError, match="being run by another process"):
         Run.open(four_rounds.directory).execute(Nobody())
+
+
+def test_the_lock_of_a_killed_process_is_free(four_rounds: Run) -> None:
+    code = f"from fipa.runner import Run\nfrom pathlib import Path\nwith Run.open(Path({str(four_rounds.directory)!r}))"
+    code += "._lock(): print('locked', flush=True); input()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(FipaError, match="being run by another process"), four_rounds._lock():
+            pass
+        holder.kill()
+    with four_rounds._lock():
+        pass
+
+
+def test_summary_csv_has_the_last_average(whole: Path) -> None:
+    lines = (whole / "summary.csv").read_text().splitlines()
+    assert lines[0].endswith(",last_averaged")
+    first = results(whole)["arms"]["centralised"]["0"]
+    assert lines[1].split(",")[-1] == str(first["averaged_metric"][-1])
 
 
 def test_resume_refuses_a_problem_that_has_changed(tmp_path: Path) -> None:

@@ -143,13 +143,13 @@ def test_stopped_anywhere_and_resumed_to_the_same_bits(
     run.start()
     save, place = RunFolder.save, run.folder(arm, 0).path
 
-    def torn(self: RunFolder, state: Any, record: Any, status: str) -> None:
+    def torn(self: RunFolder, state: Any, record: Any, *more: Any) -> None:
         if self.path == place and state.round_number == k:
             self.path.mkdir(parents=True, exist_ok=True)
             with self.history.open("a") as history:
                 history.write('{"round": ')
             raise Stop
-        save(self, state, record, status)
+        save(self, state, record, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save", torn)

@@ -20,6 +20,7 @@ from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.update import ClientUpdate
+from fipa.api import run
 from fipa.clients.client import Client
 from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, additive_statistics, pool, random_test_matrix
 from fipa.curvature.covariance import CovariancePlan, InputCovariance, input_covariance
@@ -32,6 +33,7 @@ from fipa.curvature.terms import Residual
 from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchError, UpdateError
 from fipa.federation.problem import Curves, Maps, Problem
 from fipa.layout import Layout, parameters_of
+from fipa.results import Results
 
 __version__ = "0.5.0"
 
@@ -73,6 +75,7 @@ __all__ = [
     "RelativeThreshold",
     "Residual",
     "Result",
+    "Results",
     "Rule",
     "Sketch",
     "SketchError",
@@ -90,5 +93,6 @@ __all__ = [
     "pool",
     "random_test_matrix",
     "register_curvature",
+    "run",
     "sketch",
 ]

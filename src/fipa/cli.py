@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
+
+from fipa import __version__
+from fipa.data import registry
+from fipa.errors import FipaError, missing
+from fipa.federation.storage import finite
 
 try:
     import tomli_w
@@ -22,20 +26,18 @@ try:
 
     from fipa.config.load import load, names
     from fipa.config.schema import Experiment, dump, resolved
+    from fipa.launch import begin, choose, data_in, refresh, write_report
     from fipa.progress import Log, Progress, TensorBoard, Watchers
-    from fipa.report.data import summary
+    from fipa.report.data import ArmSummary, averaged_name, summary
     from fipa.report.figures import write_figures
     from fipa.report.markup import rounds_done, score_names
     from fipa.report.page import write_page
     from fipa.report.words import mean_and_deviation
-    from fipa.runner import Run, Watcher, fresh_directory, remove
+    from fipa.runner import Run, Watcher
 except ImportError as error:
-    sys.exit(f"the command line needs {error.name}: pip install 'fipa[cli]'")
-
-from fipa import __version__
-from fipa.data import registry
-from fipa.errors import FipaError
-from fipa.federation.storage import finite
+    if (remedy := missing(error, "cli")) is None:
+        raise
+    sys.exit(f"the command line {remedy}")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 data = typer.Typer(no_args_is_help=True, help="Image sets: which there are, and how to get them.")
@@ -100,7 +102,7 @@ def list_experiments(as_json: Json = False) -> None:
 @app.command()
 def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print an experiment with all its settings, as TOML that `fipa run` takes."""
-    label, experiment = _experiment(name, overrides, None, None, None, None)
+    label, experiment = choose(name, overrides=overrides or ())
     if experiment.problem.name != "images":  # these need no data to be shown
         experiment = Run.new(Path(), label, "", experiment).experiment
     content = dump(resolved(experiment, least_squares=False))
@@ -128,22 +130,14 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run every arm on every seed; write results.json, figures and report.html."""
-    _look_for_data_in(root)
-    label, experiment = _experiment(name, overrides, arm, seeds, rounds, workers)
-    directory = directory or fresh_directory(Path("runs"), label)
-    job = Run.new(directory, label, shlex.join(["fipa", *sys.argv[1:]]), experiment)
-    if warmup is not None:
-        job.adoptable(warmup)
-    if (directory / "run.json").exists():
-        if not force:
-            raise FipaError(f"{directory} already holds a run: `fipa resume {directory}`, another --out, or --force")
-        remove(directory)
-    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
-    job.start()
-    if warmup is not None:
-        job.adopt(warmup)
-    _execute(job, tensorboard, as_json, quiet)
+    chosen = None if seeds is None else _seeds(seeds)
+    label, experiment = choose(
+        name, overrides=overrides or (), arms=arm, seeds=chosen, rounds=rounds, workers=workers
+    )  # fmt: skip
+    command = shlex.join(["fipa", *sys.argv[1:]])
+    with data_in(root):
+        job = begin(label, experiment, command, directory=directory, force=force, warmup=warmup)
+        _execute(job, tensorboard, as_json, quiet)
 
 
 @app.command()
@@ -155,8 +149,8 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, as if it had not been."""
-    _look_for_data_in(root)
-    _execute(Run.open(directory), tensorboard, as_json, quiet)
+    with data_in(root):
+        _execute(Run.open(directory), tensorboard, as_json, quiet)
 
 
 @app.command()
@@ -167,8 +161,7 @@ def report(
 ) -> None:
     """Write figures and report.html of a run anew, or one page that shows several runs side by side."""
     for directory in directories:
-        if (directory / "run.json").exists():  # a run that was killed has not written its results
-            Run.open(directory).write_results()
+        refresh(directory)
         write_figures(directory, directory / "figures")
     alone = directories[0] / "report.html" if len(directories) == 1 else Path("report.html")
     written = write_page(directories, page or alone)
@@ -222,7 +215,9 @@ def deploy_demo(
     try:
         from fipa.flower import demo
     except ImportError as error:
-        raise FipaError(f"a deployment needs {error.name}: pip install 'fipa[flower]'") from error
+        if (remedy := missing(error, "flower")) is None:
+            raise
+        raise FipaError(f"a deployment {remedy}") from error
     outcome = demo.deploy_demo(nodes, rounds, (lambda text: None) if as_json else out.print)
     if as_json:
         print(json.dumps(asdict(outcome)))
@@ -234,40 +229,6 @@ def deploy_demo(
     out.print(table)
     out.print(f"the same parameters as in one process, to the last bit: [bold]{'yes' if outcome.same else 'no'}[/]")
     raise typer.Exit(0 if outcome.same else 1)
-
-
-def _look_for_data_in(root: Path | None) -> None:
-    """Also for worker processes, which inherit the environment."""
-    if root is not None:
-        os.environ["FIPA_DATA"] = str(root.resolve())
-
-
-def _experiment(
-    name: str,
-    overrides: list[str] | None,
-    arms: list[str] | None,
-    seeds: str | None,
-    rounds: int | None,
-    workers: int | None,
-) -> tuple[str, Experiment]:
-    changes = list(overrides or [])
-    if rounds is not None:
-        changes += [f"rounds={rounds}", f"arms.*.rounds={rounds}"]
-    if seeds is not None:
-        changes.append(f"seeds={_seeds(seeds)}")
-    if workers is not None:
-        changes.append(f"engine.workers={workers}")
-    label, experiment = load(name, changes)
-    if arms:
-        known = [a.name for a in experiment.arms]
-        unknown = [a for a in arms if a not in known]
-        if unknown:
-            raise FipaError(f"--arm {unknown[0]!r}: there is {', '.join(map(repr, known))}")
-        kept = tuple(a for a in experiment.arms if a.name in arms)
-        left = {"arms": kept}
-        left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}  # type: ignore[misc]
-        experiment = experiment.model_copy(update=left)
-    return label, experiment
 
 
 def _range(experiment: Experiment) -> str:
@@ -295,8 +256,7 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
     except KeyboardInterrupt:
         err.print(f"stopped; go on with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)
         raise typer.Exit(Exit.INTERRUPTED) from None
-    write_figures(job.directory, job.directory / "figures")
-    page = write_page([job.directory], job.directory / "report.html")
+    page = write_report(job.directory)
     if as_json:
         paths = {"directory": job.directory, "results": job.directory / "results.json", "report": page}
         content = {key: str(path) for key, path in paths.items()} | {"summary": _summary(results)}
@@ -313,6 +273,7 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
 def _summary(results: dict[str, Any]) -> dict[str, Any]:
     return {
         s.arm: {"median": s.final_median, "min": s.final_min, "max": s.final_max, "status": s.status}
+        | ({} if s.averaged is None else {"averaged": s.averaged.final_median})
         | ({} if s.scores is None else {"after": s.after, "rounds": s.rounds, "over_rounds": asdict(s.scores)})
         for s in summary(results)
     }
@@ -322,8 +283,11 @@ def _print_table(results: dict[str, Any]) -> None:
     metric = results["metric"]
     linear = metric["scale"] == "linear"
     heads = score_names(metric["goal"]) if linear else [f"{metric['name']}, last round"]
+    summaries = summary(results)
+    averaged = any(s.averaged for s in summaries)
+    heads += ["averaged"] if averaged else []
     table = Table("arm", "rounds", *heads, "seconds", "MiB up", box=None, pad_edge=False)
-    for s in summary(results):
+    for s in summaries:
         if s.scores is not None:
             levels = (s.scores.best, s.scores.mean, s.scores.tail, s.scores.last)
             cells = [mean_and_deviation(results, level) for level in levels]
@@ -331,11 +295,21 @@ def _print_table(results: dict[str, Any]) -> None:
             cells = [f"{s.final_median:.2e}"]
             if len(s.seeds) > 1:
                 cells[0] += f" [{s.final_min:.1e}, {s.final_max:.1e}]"
+        if averaged:
+            cells.append(_averaged(results, s.averaged))
         table.add_row(escape(s.arm), rounds_done(s), *cells, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
     if linear:
         spread = ", mean ± standard deviation over seeds" if any(len(s) > 1 for s in results["arms"].values()) else ""
         out.print(f"{escape(metric['name'])} over the rounds of each arm{spread}")
     out.print(table)
+    if averaged:
+        out.print(f"averaged: the {averaged_name(results)}, after the last round")
+
+
+def _averaged(results: dict[str, Any], mean: ArmSummary | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean.final_median:.2e}" if mean.scores is None else mean_and_deviation(results, mean.scores.last)
 
 
 def entry() -> None:

@@ -32,3 +32,16 @@ class RankWarning(UserWarning):
 
 class Diverged(UpdateError):  # noqa: N818
     """A run has left the finite numbers: its loss, or an update, is NaN or infinite."""
+
+
+EXTRAS = {
+    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "filelock"),
+    "flower": ("flwr", "cryptography"),
+}  # the modules of optional dependencies
+
+
+def missing(error: ImportError, extra: str) -> str | None:
+    """What to install if a module of this extra is missing; None for any other failure to import."""
+    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] not in EXTRAS[extra]:
+        return None
+    return f"needs {error.name}: pip install 'fipa[{extra}]'"

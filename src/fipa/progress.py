@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from fipa.config.schema import Experiment
 from fipa.errors import FipaError
+from fipa.federation.record import NUMBERS, RoundRecord
 from fipa.runner import Watcher
 
 
@@ -32,7 +33,7 @@ class Watchers(ExitStack):
         for watcher in self._watchers:
             watcher.begin(arm, seed, done, total, after)
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None:  # noqa: D102
         for watcher in self._watchers:
             watcher.round(arm, seed, record)
 
@@ -72,18 +73,18 @@ class Progress:
         self._total, self._done = total, done
         self._bars.advance(self._tasks[arm], done - after)
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None:  # noqa: D102
         start, count = self._clock[arm]
         self._clock[arm] = (start, count + 1)
-        self._done = record["round"]
+        self._done = record.round
         task = self._bars.tasks[self._tasks[arm]]
         pace = (time.monotonic() - start) / (count + 1)
         left = pace * max(0.0, (task.total or 0) - task.completed - 1)
         self._bars.update(
             self._tasks[arm],
             advance=1,
-            round=f"{record['round']}/{self._total}",
-            metric=task.fields["metric"] if record["metric"] is None else _short(record["metric"]),
+            round=f"{record.round}/{self._total}",
+            metric=task.fields["metric"] if record.metric is None else _short(record.metric),
             left=f"{int(left) // 60}:{int(left) % 60:02d} left",
         )
 
@@ -97,22 +98,22 @@ class Log:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: dict[str, Any] = {}
+        self._last: RoundRecord | None = None
 
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
-        self._last = {}
+        self._last = None
         if done > after:
             text = f"{arm}, seed {seed}: goes on after round {done} of {total}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None:  # noqa: D102
         self._last = record
 
     def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
         text = f"{arm}, seed {seed}: {status}"
-        if self._last:
-            metric = self._last["metric"]
-            text += f" at round {self._last['round']}" + ("" if metric is None else f", metric {_short(metric)}")
+        if self._last is not None:
+            metric = self._last.metric
+            text += f" at round {self._last.round}" + ("" if metric is None else f", metric {_short(metric)}")
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -143,10 +144,10 @@ class TensorBoard:
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
         self._writer = self._make(str(self._directory / f"{arm}, seed {seed}"), purge_step=done + 1)
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:  # noqa: D102
-        for key, value in record.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and key != "round":
-                self._writer.add_scalar(key, value, record["round"])
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None:  # noqa: D102
+        for key in NUMBERS:
+            if (value := getattr(record, key)) is not None:
+                self._writer.add_scalar(key, value, record.round)
 
     def end(self, arm: str, seed: int, status: str) -> None:  # noqa: D102
         self._writer.close()

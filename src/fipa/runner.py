@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import fcntl
 import hashlib
 import json
 import math
-import platform
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import tomli_w
-import torch
-from torch import Tensor
+from filelock import FileLock, Timeout
 
-from fipa import __version__
 from fipa.config.load import validate
 from fipa.config.schema import Experiment, dump, resolved
 from fipa.errors import Diverged, FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
-from fipa.federation.executor import Executor, Scope
+from fipa.federation.executor import Executor, ProblemFactory, Scope
 from fipa.federation.parameters import save_theta
-from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
+from fipa.federation.problem import Problem
+from fipa.federation.record import RoundRecord, event
 from fipa.federation.storage import RunFolder, write_json
-from fipa.kernels.small_cnn import loops
 from fipa.layout import parameters_of
-
-FORMAT = "fipa-results-1"
-_SERIES = (
-    "metric", "loss", "seconds", "uplink_bytes", "downlink_bytes", "rank", "ranks", "local_steps", "clients", "damping",
-    "step", "trials", "accepted", "step_length", "cosine_with_fedavg", "effective_rank", "peak_memory_mib",
-)  # fmt: skip
+from fipa.report.files import FORMAT
+from fipa.results_files import write_results, write_views
 
 
 class Watcher(Protocol):
@@ -48,7 +37,7 @@ class Watcher(Protocol):
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:
         """An arm starts on a seed, or goes on after `done` rounds of `total`; `after` of them are its warm-up's."""
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None:
         """A round is over and safe on disk."""
 
     def end(self, arm: str, seed: int, status: str) -> None:
@@ -57,22 +46,29 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment in its directory."""
+    """An experiment in its directory; `given` makes the problem of a seed where that is not for the settings to say."""
 
     directory: Path
     name: str
     command: str
     experiment: Experiment
+    given: ProblemFactory | None = None
 
     @classmethod
-    def new(cls, directory: Path, name: str, command: str, experiment: Experiment) -> Run:
+    def new(
+        cls, directory: Path, name: str, command: str, experiment: Experiment, given: ProblemFactory | None = None
+    ) -> Run:
         """A run that is yet to start; a problem that cannot be built is found here, before anything is written."""
-        problem = experiment.factory()(experiment.seeds[0])
+        problem = (given or experiment.factory())(experiment.seeds[0])
         counts = [client.num_examples for client in problem.clients]
         for arm in (*experiment.arms, *([experiment.warmup] if experiment.warmup is not None else [])):
             arm.participation.select(counts[:1] if arm.centralised else counts, 0, 1)
             parameters_of(problem.model, arm.params)
-        return cls(directory, name, command, resolved(experiment, problem.least_squares))
+        return cls(directory, name, command, resolved(experiment, problem.least_squares), given)
+
+    def factory(self) -> ProblemFactory:
+        """Makes the problem of a seed."""
+        return self.given or self.experiment.factory()
 
     def start(self) -> None:
         """Write down what is to be run."""
@@ -142,7 +138,7 @@ class Run:
             source, target = (run.folder(warmup.name, seed) for run in (theirs, self))
             if not source.path.is_dir():
                 raise FipaError(f"{other} has no warm-up of seed {seed}: choose others with --seeds")
-            for k in self._starts():
+            for k in self.starts():
                 if not source.start(k).is_file():
                     raise FipaError(
                         f"{source.path} has no parameters after round {k}: it has not come so far, or none of its arms "
@@ -151,7 +147,7 @@ class Run:
             folders.append((source.path, target.path))
         return folders
 
-    def _starts(self) -> set[int]:
+    def starts(self) -> set[int]:
         """The rounds of the warm-up that arms start from."""
         arms = self.experiment.build(True) if self.experiment.warmup is not None else []
         return {arm.after for arm in arms if arm.after}
@@ -159,30 +155,33 @@ class Run:
     def execute(self, watcher: Watcher) -> dict[str, Any]:
         """Run what is left to run; write and return the results."""
         engine = self.experiment.engine
-        with self._lock(), Executor(self.experiment.factory(), engine.workers, engine.threads) as executor:
+        with self._lock(), Executor(self.factory(), engine.workers, engine.threads) as executor:
             problem = executor.site(Scope(self.experiment.seeds[0])).problem
             try:
                 for arm, seed in self._pairs(problem):
                     self._execute(arm, seed, executor, watcher)
             finally:
                 results = self.write_results(problem)
-            self._write_views(executor)
+            write_views(self, executor.site(Scope(self.experiment.seeds[0])).problem)
         return results
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Two processes in one directory would spoil it. The system drops the lock of a process that dies."""
-        with (self.directory / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise FipaError(f"{self.directory} is being run by another process") from error
+        lock = FileLock(self.directory / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise FipaError(f"{self.directory} is being run by another process") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def _pairs(self, problem: Problem) -> Iterator[tuple[Arm, int]]:
         arms, seeds = self.experiment.build(problem.least_squares), self.experiment.seeds
         warmup = self.experiment.build_warmup(problem.least_squares)
-        if warmup is None or not self._starts():
+        if warmup is None or not self.starts():
             yield from ((arm, seed) for arm in arms for seed in seeds)
             return
         for seed in seeds:
@@ -195,168 +194,48 @@ class Run:
         folder = self.folder(arm.name, seed)
         federation = Federation(arm, seed, executor)
         warmup = self.experiment.warmup
-        starts = self._starts() if warmup is not None and arm.name == warmup.name else set()
+        starts = self.starts() if warmup is not None and arm.name == warmup.name else set()
         start, status = federation.start(), "running"
         saved = folder.load(repair=True)
         if saved is not None:
-            start, _, status = saved
+            start, status = saved.state, saved.status
         watcher.begin(arm.name, seed, start.round_number, arm.last, arm.after)
         last, initial = start, federation.site.problem.evaluate(federation.site.initial)
         try:
             for state, record in federation.rounds(start) if status == "running" else ():
                 k = state.round_number
-                if record["metric"] is not None and not math.isfinite(record["metric"]):
-                    raise Diverged(f"round {k}: the {federation.site.problem.name} is {record['metric']}")
+                if record.metric is not None and not math.isfinite(record.metric):
+                    raise Diverged(f"round {k}: the {federation.site.problem.name} is {record.metric}")
                 if k < arm.last and not _worth_a_spectrum(k - arm.after):
-                    record["spectra"] = {}
+                    record = replace(record, spectra={})
                 status = "finished" if k == arm.last else "running"
                 if k in starts:
                     folder.path.mkdir(parents=True, exist_ok=True)
                     save_theta(folder.start(k), state.theta)
-                folder.save(state, record | {"initial_metric": initial}, status)
+                folder.save(state, record, status, initial)
                 watcher.round(arm.name, seed, record)
                 last = state
         except Diverged as error:
             status = "diverged"
-            folder.save(replace(last, round_number=last.round_number + 1), _divergence(last, initial, error), status)
+            folder.save(replace(last, round_number=last.round_number + 1), _divergence(last, error), status, initial)
         watcher.end(arm.name, seed, status)
         if starts and status == "diverged":
             raise FipaError(f"the warm-up diverged on seed {seed}, see {folder.history}: choose a smaller lr for it")
 
-    def write_summary(self, results: dict[str, Any]) -> None:
-        """A line per arm and seed in summary.csv: small enough to keep with a paper."""
-        with (self.directory / "summary.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            columns = ["arm", "seed", "status", "rounds", "last", "best", "seconds", "uplink_bytes", "mean_rank"]
-            writer.writerow([*columns, "peak_memory_mib"])
-            for arm, seeds in results["arms"].items():
-                for seed, run in seeds.items():
-                    known = [value for value in run["metric"] if value is not None]
-                    best = (min if results["metric"]["goal"] == "min" else max)(known, default=math.nan)
-                    rounds = len(run["metric"])
-                    totals = [
-                        f"{sum(run['seconds']):.1f}",
-                        sum(run["uplink_bytes"]),
-                        f"{sum(run['rank']) / rounds:.1f}",
-                        max((peak for peak in run["peak_memory_mib"] if peak is not None), default=""),
-                    ]
-                    writer.writerow([arm, seed, run["status"], rounds, run["metric"][-1], best, *totals])
-
     def write_results(self, problem: Problem | None = None) -> dict[str, Any]:
         """Put all that is on disk into results.json."""
-        results = self.results(problem or self.experiment.factory()(self.experiment.seeds[0]))
-        write_json(self.directory / "results.json", results)
-        self.write_summary(results)
-        return results
-
-    def results(self, problem: Problem) -> dict[str, Any]:
-        """All that is on disk, in one piece."""
-        arms: dict[str, dict[str, Any]] = {}
-        for arm in self.experiment.arms:
-            arms[arm.name] = {}
-            for seed in self.experiment.seeds:
-                saved = self.folder(arm.name, seed).load()
-                if saved is not None:
-                    arms[arm.name][str(seed)] = self._curves(arm.name, seed, *saved)
-        results = self._header(problem) | {"arms": arms}
-        warmup = self.experiment.warmup
-        if warmup is not None and self._starts():
-            loaded = {seed: self.folder(warmup.name, seed).load() for seed in self.experiment.seeds}
-            seeds = {str(seed): self._curves(warmup.name, seed, *saved) for seed, saved in loaded.items() if saved}
-            results["warmup"] = {"name": warmup.name, "rounds": warmup.rounds, "seeds": seeds}
-        return results
-
-    def _header(self, problem: Problem) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "fipa": __version__,
-            "experiment": self.name,
-            "title": self.experiment.title or self.name,
-            "description": self.experiment.description.strip(),
-            "command": self.command,
-            "metric": {"name": problem.name, "goal": problem.goal, "scale": problem.scale},
-            "control": self.experiment.control,
-            "reference": self.experiment.reference,
-            "figure": self.experiment.figure,
-            "machine": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "small CNNs by": "torch" if loops is None else "numba",  # which changes the last bits
-                "cpu": _processor(),
-                "threads": self.experiment.engine.threads,
-                "workers": self.experiment.engine.workers,
-            },
-            "config": dump(self.experiment),
-            "config_toml": tomli_w.dumps(dump(self.experiment), multiline_strings=True),
-        }
-
-    def _curves(self, arm: str, seed: int, state: State, records: list[dict[str, Any]], status: str) -> dict[str, Any]:
-        curves: dict[str, Any] = {"status": status, "initial_metric": records[0]["initial_metric"]}
-        curves["after"] = records[0]["round"] - 1
-        curves |= {key: [record.get(key) for record in records] for key in _SERIES}  # runs of 0.2 lack the memory
-        curves["events"] = [event for record in records for event in record["events"]]
-        curves["spectra"] = {str(record["round"]): record["spectra"] for record in records if record["spectra"]}
-        reference, arms = self.experiment.reference, {a.name: (a.start, a.params) for a in self.experiment.arms}
-        if reference is not None and arm != reference and arms.get(arm) == arms[reference]:
-            curves["gap"] = self._gap(arm, reference, seed, state.theta)
-        return curves
-
-    def _gap(self, arm: str, reference: str, seed: int, like: Tensor) -> list[float]:
-        """Distance of the parameters to the reference's, round by round, relative to the latter's norm."""
-        paths = [self.folder(name, seed).thetas for name in (arm, reference)]
-        if not all(path.exists() for path in paths):
-            return []
-        own, other = (np.fromfile(path, like.numpy().dtype) for path in paths)
-        rounds = min(len(own), len(other)) // like.numel()
-        own, other = (numbers[: rounds * like.numel()].reshape(rounds, -1) for numbers in (own, other))
-        return (np.linalg.norm(own - other, axis=1) / np.linalg.norm(other, axis=1)).tolist()
-
-    def _write_views(self, executor: Executor) -> None:
-        """Pictures of the final models on the first seed."""
-        seed = self.experiment.seeds[0]
-        problem = executor.site(Scope(seed)).problem
-        picture = problem.picture
-        if picture is None:
-            return
-        fits = {}
-        for arm in self.experiment.arms if not isinstance(picture, Shares) else ():
-            if arm.params is not None:  # what they trained is not the model that the picture takes
-                continue
-            saved = self.folder(arm.name, seed).load()
-            if saved is not None:
-                with torch.no_grad():
-                    assert not isinstance(picture, Shares)
-                    fits[arm.name] = picture.predict(problem.load(saved[0].theta).eval()).tolist()
-        write_json(self.directory / "views.json", _view(picture, fits))
+        return write_results(self, problem or self.factory()(self.experiment.seeds[0]))
 
 
-def _divergence(last: State, initial: float, error: Diverged) -> dict[str, Any]:
+def _divergence(last: State, error: Diverged) -> RoundRecord:
     """The round that failed: without a metric, and with the reason. The last finite model stands."""
-    event = {"round": last.round_number + 1, "client": None, "text": f"diverged: {error}"}
-    record: dict[str, Any] = dict.fromkeys(_SERIES)
-    record |= {"seconds": 0.0, "uplink_bytes": 0, "downlink_bytes": 0, "rank": 0.0, "trials": 1, "accepted": False}
-    record |= {"ranks": [], "local_steps": [], "clients": [], "step_length": 0.0, "initial_metric": initial}
-    return record | {"round": last.round_number + 1, "events": [event], "spectra": {}}
-
-
-def _view(picture: Picture, fits: dict[str, Any]) -> dict[str, Any]:
-    kind = {Curves: "curves", Maps: "maps", Shares: "shares"}[type(picture)]
-    values = {field.name: getattr(picture, field.name) for field in fields(picture) if field.name != "predict"}
-    plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
-    return {kind: plain | {"arms": fits}}
+    k = last.round_number + 1
+    return RoundRecord(k, trials=1, events=(event(k, None, f"diverged: {error}"),))
 
 
 def _worth_a_spectrum(round_number: int) -> bool:
     """Rounds 1, 2, 5, 10, 20, 50, ...: enough to see how spectra change."""
     return str(round_number).rstrip("0") in ("1", "2", "5")
-
-
-def _processor() -> str:
-    """Its name where the system tells, as Linux does."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
 
 
 def remove(directory: Path) -> None:

@@ -37,6 +37,31 @@ def test_a_table_of_another_kind_is_not_merged(tmp_path: Path) -> None:
     assert dump(mine)["problem"]["partition"] == {"name": "iid"}
 
 
+def test_single_arms_of_the_base_are_changed_by_name(tmp_path: Path) -> None:
+    below = load("fit-sin2")[1]
+    mine = written(
+        tmp_path,
+        'base = "fit-sin2"\n[arms.FedAvg]\nlocal = { steps = 3 }\n[arms."FIPA additive"]\nname = "sums"\n',
+    )
+    assert [arm.name for arm in mine.arms] == [
+        "sums" if arm.name == "FIPA additive" else arm.name for arm in below.arms
+    ]
+    assert (mine.arms[0].local.steps, mine.arms[0].local.lr) == (3, below.arms[0].local.lr)
+    assert mine.arms[1:6] == below.arms[1:6]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("[arms.Fedavg]\nrounds = 3", r"arms.Fedavg: the base has no such arm, but 'FedAvg', 'FedAvg, step 2'"),
+        ("[arms]\nFedAvg = 3", r"arms.FedAvg must be a table"),
+    ],
+)
+def test_changes_to_arms_that_are_none(tmp_path: Path, change: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        written(tmp_path, f'base = "fit-sin2"\n{change}\n')
+
+
 def test_a_base_may_have_a_base(tmp_path: Path) -> None:
     mine = written(tmp_path, 'base = "cifar10-cnn23k"\n[warmup]\nrounds = 7\n')
     assert mine.problem.model == "cnn23k"
@@ -80,3 +105,14 @@ def test_defaults_go_into_the_warm_up_but_for_where_to_start_and_what_to_train()
     assert experiment.warmup.params is None
     assert experiment.arms[0].params == "head.*"
     assert experiment.warmup.participation == experiment.arms[0].participation
+
+
+def test_averages_are_for_arms() -> None:
+    experiment = load("digits", ["defaults.average=3", "arms.FedAvg.average=0"])[1]
+    assert experiment.warmup is not None
+    assert {arm.name: arm.average for arm in experiment.arms}["FedAvg"] == 0
+    assert {arm.average for arm in experiment.arms} == {0, 3}
+    assert experiment.warmup.average == 0
+    assert {arm.average for arm in experiment.build(False)} == {0, 3}
+    with pytest.raises(ConfigError, match="average"):
+        load("demo", ["arms.*.average=-1"])

@@ -121,12 +121,12 @@ def run(
     state: State | None = None,
     **settings: Any,
 ) -> Rounds:
-    """All rounds of an arm, or of one that consists of a single stage."""
+    """All rounds of an arm, or of one that consists of a single stage; records as JSON has them."""
     if isinstance(arm, Stage):
         arm = Arm("arm", (arm,), **settings)
     with Executor(factory) as executor:
         federation = Federation(arm, seed, executor)
-        return [(state, record.plain()) for state, record in federation.rounds(state or federation.start())]
+        return [(after, record.plain()) for after, record in federation.rounds(state or federation.start())]
 
 
 def texts(record: Mapping[str, Any]) -> list[tuple[int | None, str]]:

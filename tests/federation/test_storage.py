@@ -23,6 +23,7 @@ from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
 from fipa.federation.messages import Late
 from fipa.federation.participation import Faults, Participation
+from fipa.federation.record import RoundRecord
 from fipa.federation.storage import RunFolder, finite, write_json
 
 FAULTS = Faults(drop=0.1, late=0.5, max_delay=3)
@@ -56,10 +57,11 @@ def test_interrupted_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
     for stop in range(1, arm.last):
         folder = RunFolder(tmp_path / str(stop))
         for state, record in whole[:stop]:
-            folder.save(state, record, "running")
-        loaded, history, status = RunFolder(tmp_path / str(stop)).load()
-        assert status == "running"
-        assert history == json.loads(json.dumps(finite([record for _, record in whole[:stop]])))
+            folder.save(state, RoundRecord.of(record), "running", 0.5)
+        loaded, history, status, initial = RunFolder(tmp_path / str(stop)).load()
+        assert (status, initial) == ("running", 0.5)
+        kept = [record.plain() for record in history]
+        assert kept == json.loads(json.dumps(finite([record for _, record in whole[:stop]])))
         rest = run(arm, alike, seed=3, state=loaded)
         assert len(rest) == arm.last - stop
         for (state, record), (expected, reference) in zip(rest, whole[stop:], strict=True):
@@ -75,6 +77,7 @@ def test_interrupted_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
             assert [(late.sent, late.arrives) for late in state.late] == [
                 (late.sent, late.arrives) for late in expected.late
             ]
+            assert [theta.tolist() for theta in state.recent] == [theta.tolist() for theta in expected.recent]
 
 
 def state_at(k: int) -> State:
@@ -84,7 +87,7 @@ def state_at(k: int) -> State:
 def filled(path: Path, rounds: int, keep_thetas: bool = False) -> RunFolder:
     folder = RunFolder(path, keep_thetas)
     for k in range(1, rounds + 1):
-        folder.save(state_at(k), {"round": k, "metric": k / 7}, "running")
+        folder.save(state_at(k), RoundRecord(k, metric=k / 7), "running")
     return folder
 
 
@@ -97,18 +100,20 @@ def test_everything_of_a_state_comes_back(tmp_path: Path) -> None:
     sketch = Sketch(torch.eye(3, dtype=DOUBLE)[:, :2], torch.ones(2, dtype=DOUBLE), layout, "mse", 4, 2.0)
     late = Late(ClientUpdate(torch.ones(3, dtype=DOUBLE), 4, sketch, 7, 0.5), 1, 3)
     state = State(
-        torch.arange(3.0), 1, {"momentum": torch.ones(3)}, 0.25, {4: {"variate": torch.ones(3)}},
-        {"variate": torch.zeros(3)}, (late,),
+        torch.arange(3.0), 1, {"momentum": torch.ones(3)}, 0.25, {"variate": torch.zeros(3)},
+        {4: {"variate": torch.ones(3)}}, (late,), {"running_mean": torch.ones(2)}, (torch.zeros(3), torch.ones(3)),
     )  # fmt: skip
     folder = RunFolder(tmp_path)
-    folder.save(state, {"round": 1}, "finished")
-    found, history, status = folder.load()
-    assert (history, status) == ([{"round": 1}], "finished")
+    folder.save(state, RoundRecord(1), "finished")
+    found, history, status, initial = folder.load()
+    assert (history, status, initial) == ([RoundRecord(1)], "finished", None)
     assert torch.equal(found.theta, state.theta)
     assert (found.round_number, found.control_value) == (1, 0.25)
     assert torch.equal(found.rule_state["momentum"], torch.ones(3))
     assert found.memories[4]["variate"].tolist() == [1, 1, 1]
     assert found.shared["variate"].tolist() == [0, 0, 0]
+    assert found.buffers["running_mean"].tolist() == [1, 1]
+    assert [theta.tolist() for theta in found.recent] == [[0.0] * 3, [1.0] * 3]
     (again,) = found.late
     assert (again.sent, again.arrives) == (1, 3)
     assert (again.update.num_examples, again.update.client_id, again.update.weight) == (4, 7, 0.5)
@@ -126,12 +131,12 @@ def test_lines_after_the_checkpoint_are_cut_off(torn: str, tmp_path: Path) -> No
     whole = folder.history.read_text()
     for repair in (False, True):  # one who reads does not touch what another may be writing
         assert folder.history.read_text() == whole
-        state, history, _ = folder.load(repair)
+        state, history, *_ = folder.load(repair)
         assert state.round_number == 3
-        assert [record["round"] for record in history] == [1, 2, 3]
-    folder.save(state_at(4), {"round": 4}, "running")
-    _, history, _ = folder.load()
-    assert [record["round"] for record in history] == [1, 2, 3, 4]
+        assert [record.round for record in history] == [1, 2, 3]
+    folder.save(state_at(4), RoundRecord(4), "running")
+    _, history, *_ = folder.load()
+    assert [record.round for record in history] == [1, 2, 3, 4]
 
 
 def test_killed_in_the_first_round(tmp_path: Path) -> None:
@@ -149,9 +154,9 @@ def test_killed_while_writing_the_checkpoint(tmp_path: Path) -> None:
     """What was being written does not count."""
     folder = filled(tmp_path, 2)
     folder.checkpoint.with_suffix(".part").write_bytes(folder.checkpoint.read_bytes()[:50])
-    state, history, _ = folder.load()
+    state, history, *_ = folder.load()
     assert (state.round_number, len(history)) == (2, 2)
-    folder.save(state_at(3), {"round": 3}, "running")
+    folder.save(state_at(3), RoundRecord(3), "running")
     assert folder.load()[0].round_number == 3
 
 
@@ -247,8 +252,9 @@ def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
     expected = {"a": None, "b": [None, None, 1.5, [2, None]], "c": {"d": None, "e": "NaN"}, "f": True}
     assert finite(nested) == expected
     folder = RunFolder(tmp_path)
-    folder.save(state_at(1), nested, "running")
-    assert json.loads(folder.history.read_text(), parse_constant=pytest.fail) == expected
+    folder.save(state_at(1), RoundRecord(1, metric=math.nan, damping=math.inf, spectra={"0": [math.nan]}), "running")
+    line = json.loads(folder.history.read_text(), parse_constant=pytest.fail)
+    assert (line["metric"], line["damping"], line["spectra"]) == (None, None, {"0": [None]})
     write_json(tmp_path / "results.json", {"é": nested})
     text = (tmp_path / "results.json").read_text("utf-8")
     assert "é" in text
@@ -266,9 +272,9 @@ def test_killed_in_the_middle_of_the_checkpoint(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("fipa.federation.storage.torch.save", killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.save(state_at(3), {"round": 3}, "running")
-    state, history, _ = folder.load()
-    assert (state.round_number, [record["round"] for record in history]) == (2, [1, 2])
+        folder.save(state_at(3), RoundRecord(3), "running")
+    state, history, *_ = folder.load()
+    assert (state.round_number, [record.round for record in history]) == (2, [1, 2])
 
 
 def test_history_is_written_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +286,7 @@ def test_history_is_written_before_the_checkpoint(tmp_path: Path, monkeypatch: p
         "fipa.federation.storage.torch.save",
         lambda *args: (seen.append(len(folder.history.read_text().splitlines())), original(*args)),
     )
-    folder.save(state_at(2), {"round": 2}, "running")
+    folder.save(state_at(2), RoundRecord(2), "running")
     assert seen == [2]
 
 
@@ -288,9 +294,9 @@ def test_rounds_of_a_warm_up_are_kept_elsewhere(tmp_path: Path) -> None:
     """A folder after 4 rounds: its first line is round 5, and what follows the checkpoint is cut off."""
     folder = RunFolder(tmp_path, keep_thetas=True, after=4)
     for k in (5, 6):
-        folder.save(state_at(k), {"round": k}, "running")
-    state, history, _ = folder.load()
-    assert (state.round_number, history) == (6, [{"round": 5}, {"round": 6}])
+        folder.save(state_at(k), RoundRecord(k), "running")
+    state, history, *_ = folder.load()
+    assert (state.round_number, history) == (6, [RoundRecord(5), RoundRecord(6)])
     with folder.history.open("a") as file:
         file.write('{"round": 7')
     assert len(RunFolder(tmp_path, True, 4).load(repair=True)[1]) == 2
@@ -299,3 +305,20 @@ def test_rounds_of_a_warm_up_are_kept_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(FipaError, match="has 2 rounds, its checkpoint 6"):
         RunFolder(tmp_path).load()
     assert folder.start(4).name == "theta-4.safetensors"
+
+
+def test_history_of_older_runs_is_read(tmp_path: Path) -> None:
+    """Written before there were averages, trips and messages; its checkpoint has no recent models."""
+    folder = RunFolder(tmp_path)
+    folder.history.write_text('{"round": 1, "metric": 0.5, "ranks": [3], "initial_metric": 2.0, "of the future": 1}\n')
+    torch.save({"state": {"theta": torch.zeros(3), "round_number": 1}, "status": "finished"}, folder.checkpoint)
+    assert folder.load()[1:] == ([RoundRecord(1, metric=0.5, ranks=(3,))], "finished", 2.0)
+    assert folder.load().state.recent == ()
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "3"])
+def test_lines_that_are_no_rounds(line: str, tmp_path: Path) -> None:
+    folder = filled(tmp_path, 1)
+    folder.history.write_text(line + "\n")
+    with pytest.raises(FipaError, match=r"history\.jsonl is damaged"):
+        folder.load()

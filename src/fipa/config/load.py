@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fipa.config.arms import tables
 from fipa.config.errors import ConfigError, explain, sentence
 from fipa.config.schema import Experiment
 
@@ -31,7 +32,9 @@ def names() -> list[str]:
     return sorted(name for name in found if name != OWN_PROBLEM)
 
 
-def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experiment]:
+def load(
+    name_or_path: str, overrides: Iterable[str] = (), arms: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[str, Experiment]:
     """Name and content of an experiment.
 
     Parameters
@@ -40,6 +43,8 @@ def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experim
         A shipped experiment, a TOML file, or a Python file with a function `problem(seed)`.
     overrides
         `"key=value"` each: a dotted key (arms by name, by number, or `*` for all) and a TOML value.
+    arms
+        In the place of the experiment's arms: see `fipa.config.arms`.
     """
     path = Path(name_or_path)
     shipped = {".py": f"{OWN_PROBLEM}.toml", "": f"{name_or_path}.toml"}.get(path.suffix)
@@ -61,7 +66,30 @@ def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experim
     problem = content.get("problem")
     if path.suffix == ".toml" and isinstance(problem, dict) and isinstance(problem.get("file"), str):
         problem["file"] = str((path.parent / problem["file"]).resolve())
-    changes = list(overrides)
+    experiment = _complete(_with_arms(content, arms), source, text, overrides)
+    return path.stem if path.suffix else name_or_path, experiment
+
+
+def for_given_problem(
+    overrides: Iterable[str] = (), arms: Mapping[str, Mapping[str, Any]] | None = None, title: str = ""
+) -> Experiment:
+    """The experiment for a problem that was made in Python; with the arms for users' own problems by default."""
+    source = f"{OWN_PROBLEM}.toml"
+    content = _parse((SHIPPED / source).read_text("utf-8"), source)
+    content |= {"title": title, "description": "A problem made in Python.", "problem": {"name": "given"}}
+    return _complete(_with_arms(content, arms), "fipa.run", "", overrides)
+
+
+def _with_arms(content: dict[str, Any], arms: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+    if arms is None:
+        return content
+    others = {key for key in ("control", "reference") if content.get(key) not in arms}
+    return {key: value for key, value in content.items() if key not in others} | {"arms": tables(arms)}
+
+
+def _complete(content: dict[str, Any], source: str, text: str, overrides: Iterable[str]) -> Experiment:
+    """With overrides, checked."""
+    whole, changes = content, list(overrides)
     for common in (True, False):  # first in [defaults], then in what it was merged into
         for change in changes:
             if change.strip().startswith("defaults.") == common:
@@ -69,14 +97,13 @@ def load(name_or_path: str, overrides: Iterable[str] = ()) -> tuple[str, Experim
         if common:
             content = _merged(content, source)
     try:
-        experiment = validate(content, source, text)
+        return validate(content, source, text)
     except ConfigError as error:
         if not changes:
             raise
-        validate(_based(_parse(text, source), source) | {"problem": problem}, source, text)  # if the file is wrong
+        validate(whole, source, text)  # if the file is wrong
         sets = " ".join(f"--set {change}" for change in changes)
         raise ConfigError("\n".join(f"{sets}: {line.split(': ', 1)[1]}" for line in str(error).splitlines())) from error
-    return path.stem if path.suffix else name_or_path, experiment
 
 
 def validate(content: Mapping[str, Any], source: str = "config", text: str = "") -> Experiment:
@@ -99,7 +126,7 @@ def _merged(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(defaults, dict):
         raise ConfigError(f"{source}: defaults must be a table")
     if isinstance(content.get("warmup"), dict):
-        common = {key: value for key, value in defaults.items() if key not in ("params", "start")}
+        common = {key: value for key, value in defaults.items() if key not in ("params", "start", "average")}
         content["warmup"] = deepcopy(common) | content["warmup"]
     if isinstance(content.get("arms"), list):
         content["arms"] = [deepcopy(defaults) | arm if isinstance(arm, dict) else arm for arm in content["arms"]]
@@ -113,7 +140,21 @@ def _based(content: dict[str, Any], source: str) -> dict[str, Any]:
         return content
     if base not in names():
         raise ConfigError(f"{source}: base = {base!r} is none of the shipped experiments: {', '.join(names())}")
-    return _over(_based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml"), content)
+    below = _based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml")
+    if isinstance(content.get("arms"), dict):
+        content |= {"arms": _changed(below["arms"], content["arms"], source)}
+    return _over(below, content)
+
+
+def _changed(arms: list[dict[str, Any]], changes: dict[str, Any], source: str) -> list[dict[str, Any]]:
+    """The base's arms with changes to some of them, by name: `[arms.FedAvg]` in the place of `[[arms]]`."""
+    known = [arm["name"] for arm in arms]
+    for name, change in changes.items():
+        if name not in known:
+            raise ConfigError(f"{source}: arms.{name}: the base has no such arm, but {', '.join(map(repr, known))}")
+        if not isinstance(change, dict):
+            raise ConfigError(f"{source}: arms.{name} must be a table")
+    return [_over(arm, changes.get(arm["name"], {})) for arm in arms]
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

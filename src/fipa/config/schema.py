@@ -56,6 +56,7 @@ class ArmSpec(StageSpec):
     centralised: bool = False
     start: Annotated[int, Field(ge=0)] | None = None  # round of the warm-up; its last one by default
     params: str | tuple[str, ...] | None = None
+    average: Annotated[int, Field(ge=0)] = 10  # the last models whose mean is evaluated, too; 0 for none
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -93,7 +94,7 @@ class ArmSpec(StageSpec):
         params = (self.params,) if isinstance(self.params, str) else self.params
         return Arm(
             self.name, stages, self.participation, self.faults, self.centralised, group, after=self.start or 0,
-            params=params,
+            params=params, average=self.average,
         )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ class WarmupSpec(ArmSpec):
 
     name: Annotated[str, Field(min_length=1)] = "warm-up"
     rounds: Annotated[int, Field(ge=1)]
+    average: Annotated[int, Field(ge=0)] = 0
 
 
 def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:

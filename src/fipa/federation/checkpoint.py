@@ -32,18 +32,21 @@ def save_state(path: Path, state: State, *, durable: bool = False, **extra: Any)
 
 
 def load_state(path: Path) -> tuple[State, dict[str, Any]] | None:
-    """What `save_state` wrote, or None if nobody has; nothing in the file can run code."""
+    """What `save_state` wrote, or None if nobody has; nothing in the file can run code.
+
+    Errors say what is wrong with it, not what to do: that depends on whose it is.
+    """
     if not path.exists():
         return None
     try:
         with torch.serialization.safe_globals([ClientUpdate, Late, Layout, *summaries()]):
             content = torch.load(path, weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise FipaError(f"the checkpoint {path} cannot be read: delete it to begin anew") from error
+        raise FipaError(f"{path} cannot be read") from error
     state = content.pop("state", None) if isinstance(content, dict) else None
     known = {field.name for field in fields(State)}
     if not isinstance(state, dict) or "theta" not in state:
-        raise FipaError(f"{path} is no checkpoint of FIPA: choose another file")
+        raise FipaError(f"{path} is no checkpoint of FIPA")
     if not set(state) <= known:
-        raise FipaError(f"the checkpoint {path} was written by another version of fipa: begin anew, or use that one")
+        raise FipaError(f"{path} was written by another version of fipa")
     return State(**state), content

@@ -71,9 +71,9 @@ class RoundRecord:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
         """From JSON; what an older version did not write has its default, what this one does not know is left out."""
-        lists = ("ranks", "local_steps", "clients", "events")
         known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-        return cls(**known | {name: tuple(known[name] or ()) for name in lists if name in known})
+        lists = [f.name for f in fields(cls) if f.name in known and isinstance(f.default, tuple)]
+        return cls(**known | {name: tuple(known[name] or ()) for name in lists})
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -82,6 +82,7 @@ class RoundRecord:
 
 
 SERIES = tuple(f.name for f in fields(RoundRecord) if f.name != "round" and f.metadata.get("series", True))
+NUMBERS = tuple(f.name for f in fields(RoundRecord) if f.name in SERIES and not isinstance(f.default, tuple | bool))
 
 
 def event(round_number: int, client: int | str | None, text: str) -> dict[str, Any]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.registry import summaries
 from fipa.errors import FipaError
+from fipa.federation.checkpoint import load_state, save_state
 from fipa.federation.coordinator import State
-from fipa.federation.messages import Late
-from fipa.layout import Layout
+from fipa.federation.record import RoundRecord
+
+
+class Saved(NamedTuple):
+    """What is on disk of an arm on a seed: the last state, all rounds, how it stands, and the metric before them."""
+
+    state: State
+    records: list[RoundRecord]
+    status: str
+    initial_metric: float | None
 
 
 class RunFolder:
@@ -52,36 +55,31 @@ class RunFolder:
         """The parameters after each round, as raw numbers one after the other."""
         return self.path / "thetas.bin"
 
-    def save(self, state: State, record: Mapping[str, Any], status: str) -> None:
+    def save(self, state: State, record: RoundRecord, status: str, initial_metric: float | None = None) -> None:
         """Add a round."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(record)) + "\n")
+            file.write(json.dumps(finite(record.plain() | {"initial_metric": initial_metric})) + "\n")
         if self._keep_thetas:
             with self.thetas.open("ab") as binary:
                 binary.write(state.theta.numpy().tobytes())
-        content = {field.name: getattr(state, field.name) for field in fields(state)}
-        partial = self.checkpoint.with_suffix(".part")
-        torch.save({"state": content, "status": status}, partial)
-        os.replace(partial, self.checkpoint)
+        save_state(self.checkpoint, state, status=status)
 
-    def load(self, repair: bool = False) -> tuple[State, list[dict[str, Any]], str] | None:
-        """State, history and status after the last complete round, or None if there is none.
+    def load(self, repair: bool = False) -> Saved | None:
+        """All up to the last complete round, or None if there is none.
 
         `repair` cuts off what a killed run wrote after that: for the one who goes on, not for those who only read.
         """
-        if not self.checkpoint.exists():
+        try:
+            loaded = load_state(self.checkpoint)
+        except FipaError as error:
+            raise FipaError(f"{error}: delete {self.path} to run this arm anew") from error
+        if loaded is None:
             if repair:
                 self.history.unlink(missing_ok=True)
                 self.thetas.unlink(missing_ok=True)
             return None
-        try:
-            # what it may hold besides tensors and plain data: nothing in it can run code
-            with torch.serialization.safe_globals([ClientUpdate, Late, Layout, *summaries()]):
-                content = torch.load(self.checkpoint, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise FipaError(f"{self.checkpoint} cannot be read: delete {self.path} to run this arm anew") from error
-        state = State(**content["state"])
+        state, content = loaded
         lines = self.history.read_text("utf-8").splitlines(keepends=True) if self.history.exists() else []
         rounds = state.round_number - self._after
         if len(lines) < rounds:
@@ -102,8 +100,10 @@ class RunFolder:
             if repair:
                 os.truncate(self.thetas, size)
         try:
-            return state, [json.loads(line) for line in lines], content["status"]
-        except json.JSONDecodeError as error:
+            found = [json.loads(line) for line in lines]
+            initial = found[0].get("initial_metric") if found else None
+            return Saved(state, [RoundRecord.of(line) for line in found], content["status"], initial)
+        except (json.JSONDecodeError, AttributeError, TypeError) as error:
             raise FipaError(f"{self.history} is damaged: delete {self.path} to run this arm anew") from error
 
 

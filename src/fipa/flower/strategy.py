@@ -267,7 +267,10 @@ class FIPA(FedAvg):
         return None, weight, numbers
 
     def _resumed(self, start: State) -> State:
-        loaded = load_state(self.checkpoint) if self.checkpoint is not None else None
+        try:
+            loaded = load_state(self.checkpoint) if self.checkpoint is not None else None
+        except FipaError as error:
+            raise FipaError(f"the checkpoint {error}: delete it to begin anew, or choose another file") from error
         if loaded is None:
             return start
         state, extra = loaded

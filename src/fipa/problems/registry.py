@@ -48,6 +48,11 @@ def python(seed: int, *, file: str) -> Problem:
     return made
 
 
+def given(seed: int) -> Problem:
+    """A problem that was handed to `fipa.run`: there is nothing on disk to make it from."""
+    raise FipaError("the problem of this run was made in Python: give it to `fipa.run` again, with force=True")
+
+
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "sine": sine,
     "mixture2d": mixture2d,
@@ -57,4 +62,5 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "inverse": inverse,
     "images": images,
     "python": python,
+    "given": given,
 }

@@ -91,6 +91,11 @@ function metricChart(section, state) {
       }
     }
     traces.push(line(arm, x, arm.metric.median, { meta: "median" }));
+    if (state.averaged && arm.averaged) {
+      const look = { color: arm.colour, width: 1.1, dash: "5px,3px" };
+      const hovertemplate = `${plain(arm.name)}, mean of the last models<br>%{x:.4g}: %{y:.4g}<extra></extra>`;
+      traces.push(line(arm, x, arm.averaged, { mode: "lines", line: look, meta: "averaged", hovertemplate }));
+    }
   }
   const ticks = state.axis === "rounds" ? whole(section.arms.flatMap((arm) => arm.rounds)) : {};
   const since = state.axis !== "rounds" && section.arms.some((arm) => arm.after) ? SINCE : "";

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ __all__ = [
     "MIB",
     "ArmSummary",
     "after",
+    "averaged",
+    "averaged_name",
     "best_arm",
     "best_federated",
     "cumulative",
@@ -59,6 +61,8 @@ class ArmSummary:
         better; "linear": arm minus control). Both None for the control itself and without a control.
     scores
         For a linear scale: the best, mean, last few and last rounds, and the means over rounds against the control's.
+    averaged
+        The same of the mean of the last models, which is compared with that of the control; None without it.
     """
 
     arm: str
@@ -80,6 +84,7 @@ class ArmSummary:
     ratio_to_control: Paired | None
     difference_to_control: Paired | None
     scores: Scores | None
+    averaged: ArmSummary | None = None
 
 
 def worst(results: Results) -> float:
@@ -102,6 +107,25 @@ def final_metric(record: Record, worst: float) -> float:
     """The last metric that was measured; `worst` if the run diverged."""
     known = [v for v in (record.get("initial_metric"), *record["metric"]) if v is not None]
     return worst if diverged(record) else float(known[-1]) if known else math.nan
+
+
+def averaged(results: Results) -> Results:
+    """The same results with the metric of the mean of the last models as the metric; without arms that lack it."""
+    arms = {
+        arm: {seed: record | {"metric": record["averaged_metric"], "initial_metric": None}
+              for seed, record in seeds.items()}
+        for arm, seeds in results["arms"].items()
+        if all(any(v is not None for v in record.get("averaged_metric") or []) for record in seeds.values())
+    }  # fmt: skip
+    return results | {"arms": arms}
+
+
+def averaged_name(results: Results) -> str:
+    """What these means are called: as "mean of the last 10 models" if that is their number in all arms."""
+    arms = (results.get("config") or {}).get("arms") or []
+    counts = {arm.get("average") for arm in arms} - {0}
+    count = f" {counts.pop()}" if len(counts) == 1 and None not in counts else ""
+    return f"mean of the last{count} models"
 
 
 def metric_table(results: Results, arm: str) -> Array:
@@ -143,7 +167,9 @@ def cumulative(results: Results, arm: str, key: str) -> Array | None:
 def summary(results: Results) -> list[ArmSummary]:
     """Summarise every arm that has finished a round, in the order of the results."""
     results = {"control": None, **results, "arms": with_rounds(results["arms"])}
-    return [_summarise(results, arm) for arm in results["arms"]]
+    means = averaged(results)
+    found = {arm: _summarise(means, arm) for arm in means["arms"]}
+    return [replace(_summarise(results, arm), averaged=found.get(arm)) for arm in results["arms"]]
 
 
 def best_arm(results: Results, summaries: Sequence[ArmSummary]) -> ArmSummary | None:

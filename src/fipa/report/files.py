@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 
 from fipa.errors import FipaError
+from fipa.federation.record import NUMBERS, SERIES
 
 FORMAT = "fipa-results-1"
-NUMBERS = (
-    *("loss", "seconds", "uplink_bytes", "downlink_bytes", "peak_memory_mib"),
-    *("rank", "damping", "step", "trials", "step_length", "cosine_with_fedavg", "effective_rank", "gap"),
-)
-PER_ROUND = (*NUMBERS, "ranks", "local_steps", "clients", "accepted")
+GAP = "gap"  # to the reference's parameters: the one series that is not of a round's record
 DEFAULTS: dict[str, Any] = {
     "fipa": "unknown",
     "experiment": "run",
@@ -147,13 +144,13 @@ def _check_record(record: Any, where: str) -> None:
     after = record.get("after") or 0
     if not isinstance(after, int) or after < 0:
         raise FipaError(f"{where}: 'after' must be a number of rounds, not {after!r}")
-    for key in ("metric", *PER_ROUND):
+    for key in (*SERIES, GAP):
         values = record.get(key) or []
         if not isinstance(values, list):
             raise FipaError(f"{where}: {key!r} is not a list")
         # The reference may have fewer rounds than the arm that is compared with it.
-        complete = len(values) <= rounds if key == "gap" else len(values) in (0, rounds)
+        complete = len(values) <= rounds if key == GAP else len(values) in (0, rounds)
         if not complete:
             raise FipaError(f"{where}: {key!r} must be a list with one entry for each of {rounds} rounds")
-        if key in ("metric", *NUMBERS) and not all(v is None or isinstance(v, (int, float)) for v in values):
+        if key in (*NUMBERS, GAP) and not all(v is None or isinstance(v, (int, float)) for v in values):
             raise FipaError(f"{where}: {key!r} holds something that is not a number")

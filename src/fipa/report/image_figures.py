@@ -39,6 +39,7 @@ def refine(results: Results, views: dict[str, Any], styles: dict[str, Style]) ->
     handles, labels = right.get_legend_handles_labels()
     lines = dict(zip(labels, handles, strict=True))
     order = {panels.plain(s.arm): f"\n({s.status})" if s.diverged else "" for s in _best_first(results)}
+    order |= {name: "" for name in lines if name not in order}  # the means of the last models
     right.legend(
         [lines[name] for name in order],
         [name + end for name, end in order.items()],

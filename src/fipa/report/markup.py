@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fipa.report.data import MIB, ArmSummary, Results
+from fipa.report.data import MIB, ArmSummary, Results, averaged_name
+from fipa.report.data import summary as summaries
 from fipa.report.scores import LAST
 from fipa.report.words import (
     against_control,
@@ -23,7 +24,7 @@ from fipa.report.words import (
     spread,
 )
 
-Cell = tuple[float | str, str]  # what the column is sorted by, and what is shown
+Cell = tuple[float | str, str]  # what the column is sorted by, and what is shown; its second line is smaller
 
 LINES = 200  # of events per arm
 
@@ -81,10 +82,11 @@ def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
     heads += ["status", f"against the {paired}"]
     body = ""
     for label, results, s in rows:
-        levels, against = _final_cells(s) if s.scores is None else _score_cells(results, s)
+        levels, against = _level_cells(results, s)
         cells: list[Cell] = [
             (label, label),
             (s.after + s.rounds, _unbroken(rounds_done(s))),
+            *([(len(s.seeds), str(len(s.seeds)))] if s.scores is not None else []),
             *levels,
             (s.seconds, number(s.seconds)),
             (s.uplink_bytes / MIB, mebibytes(s.uplink_bytes)),
@@ -121,6 +123,9 @@ def table_note(runs: Sequence[Results]) -> str:
             "diverged has a best round only."
         ]
         against = "arm - control of the means over rounds, paired by seed: mean ± standard error [range]."
+    if any(summary.averaged for run in runs for summary in summaries(run)):
+        name = averaged_name(runs[0]) if len(runs) == 1 else "mean of the last models"
+        parts.append(f"Second line: the same of the {name}, against that of the control.")
     if controls:
         parts.append(f"Against the control ({controls}): {against}")
     if any(record.get("after") for run in runs for arm in run["arms"].values() for record in arm.values()):
@@ -152,6 +157,15 @@ def provenance(results: Results, level: int) -> str:
     return f"<h{level}>{escape(results['experiment'])}</h{level}><dl>{rows}</dl>{details}"
 
 
+def _level_cells(results: Results, s: ArmSummary) -> tuple[list[Cell], Cell]:
+    levels, against = _final_cells(s) if s.scores is None else _score_cells(results, s)
+    if s.averaged is None:
+        return levels, against
+    below, compared = _level_cells(results, s.averaged)
+    both = [(value, f"{text}\n{more}") for (value, text), (_, more) in zip(levels, below, strict=True)]
+    return both, (against[0], f"{against[1]}\n{compared[1]}" if compared[1] != "-" else against[1])
+
+
 def _final_cells(s: ArmSummary) -> tuple[list[Cell], Cell]:
     final = number(s.final_median)
     if len(s.seeds) > 1:
@@ -164,8 +178,7 @@ def _final_cells(s: ArmSummary) -> tuple[list[Cell], Cell]:
 def _score_cells(results: Results, s: ArmSummary) -> tuple[list[Cell], Cell]:
     assert s.scores is not None
     levels = (s.scores.best, s.scores.mean, s.scores.tail, s.scores.last)
-    cells: list[Cell] = [(len(s.seeds), str(len(s.seeds)))]
-    cells += [(level.mean, _unbroken(mean_and_deviation(results, level))) for level in levels]
+    cells: list[Cell] = [(level.mean, _unbroken(mean_and_deviation(results, level))) for level in levels]
     paired = s.scores.against_control
     return cells, (paired.value if paired else "", means_against_control(results, s))
 
@@ -177,7 +190,12 @@ def _unbroken(text: str) -> str:
 def _row(cells: Sequence[Cell]) -> str:
     (_, name), *rest = cells
     first = f'<th scope="row" data-value="{escape(name)}">{escape(name)}</th>'
-    return first + "".join(f'<td data-value="{escape(str(value))}">{escape(text)}</td>' for value, text in rest)
+    return first + "".join(f'<td data-value="{escape(str(value))}">{_lines(text)}</td>' for value, text in rest)
+
+
+def _lines(text: str) -> str:
+    first, _, second = escape(text).partition("\n")
+    return f'{first}<span class="second">{second}</span>' if second else first
 
 
 def _event_lines(found: Sequence[tuple[str, dict[str, object]]]) -> list[str]:

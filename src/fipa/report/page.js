@@ -71,7 +71,7 @@ function perArm(root, name, section, chart, options) {
 }
 
 function wireSection(root, section) {
-  const state = { axis: "rounds", scale: section.metric.scale, band: true, seeds: false, hidden: new Set(), series: null, seriesScale: "linear" };
+  const state = { axis: "rounds", scale: section.metric.scale, band: true, seeds: false, averaged: true, hidden: new Set(), series: null, seriesScale: "linear" };
   const boxOf = (name) => root.querySelector(`[data-chart="${name}"]`);
   const metric = () => draw(boxOf("metric"), metricChart(section, state));
   const series = () => boxOf("series") && draw(boxOf("series"), seriesChart(section, state));
@@ -88,7 +88,7 @@ function wireSection(root, section) {
   wireChoice(root, "axis", (value) => { state.axis = value; metric(); });
   wireChoice(root, "scale", (value) => { state.scale = value; metric(); });
   wireChoice(root, "series-scale", (value) => { state.seriesScale = value; series(); });
-  for (const name of ["band", "seeds"]) {
+  for (const name of ["band", "seeds", "averaged"]) {
     root.querySelector(`input[data-${name}]`)?.addEventListener("change", (event) => { state[name] = event.target.checked; metric(); });
   }
   const menu = root.querySelector("[data-series]");

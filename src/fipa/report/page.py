@@ -16,8 +16,8 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from fipa.errors import FipaError
 from fipa.report import markup
-from fipa.report.data import Results, best_federated, load_results, load_views, summary
-from fipa.report.payload import CLIENTS, SERIES, arm_payload, view_payload
+from fipa.report.data import Results, averaged_name, best_federated, load_results, load_views, summary
+from fipa.report.payload import CLIENTS, LABELS, arm_payload, view_payload
 from fipa.report.stages import shares_payload, warm_up_payload
 from fipa.report.style import arm_styles
 from fipa.report.words import describe, listed
@@ -103,7 +103,7 @@ def _section_payload(group: Sequence[Run]) -> dict[str, Any]:
             payload["own"] = [k - payload.get("after", 0) for k in payload["rounds"]]
     return {
         "metric": group[0].results["metric"],
-        "names": SERIES,
+        "names": LABELS,
         "arms": payloads,
         "views": [_view(run) for run in group],
     }
@@ -135,6 +135,8 @@ def _section(group: Sequence[Run], data: dict[str, Any], level: int) -> str:
     if several:
         controls += markup.checkbox("band", "range over seeds", checked=True)
         controls += markup.checkbox("seeds", "single seeds", checked=False)
+    if "averaged" in some:
+        controls += markup.checkbox("averaged", f"{averaged_name(group[0].results)} (dashed)", checked=True)
     note = (
         "Line: median over the seeds; band: smallest to largest, absent where a seed is not finite. Seconds and bytes "
         "are the medians of the running totals at each round. A line ends where the median diverges."
@@ -156,7 +158,8 @@ def _section(group: Sequence[Run], data: dict[str, Any], level: int) -> str:
         if "warmup" in view:
             heading = "Warm-up" if len(group) == 1 else f"Warm-up of {group[index].results['experiment']}"
             blocks.append(markup.frame(level, heading, f"warmup-{index}", note=_warm_up_note(view["warmup"])))
-    shown = [(key, name) for key, name in SERIES.items() if any(key in arm.get("series", {}) for arm in arms)]
+    known = {key for arm in arms for key, band in arm.get("series", {}).items() if any(band["median"])}
+    shown = [(key, name) for key, name in LABELS.items() if key in known]
     if shown:
         menu = markup.select("series", "series", shown)
         menu += markup.choice("series-scale", "y axis", [("log", "log"), ("linear", "linear")], "linear")

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from fipa.report import statistics
-from fipa.report.data import MIB, Record, Results, after, cumulative, metric_table, series_band
+from fipa.report.data import MIB, Record, Results, after, averaged, averaged_name, cumulative, metric_table, series_band
 from fipa.report.payload import (
     CLIENTS,
     NUMBERED,
@@ -30,11 +30,13 @@ from fipa.report.style import BRIGHT, GREY, Style
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 X_LABELS = {"rounds": "communication round", "seconds": "seconds", "mib": "uplink MiB"}
+AVERAGED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}  # the means of the last models
 SINCE = " since the start of refinement"
 
 
 def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str) -> None:
-    """Median and range over the seeds of the metric against rounds, seconds or mib."""
+    """Median and range over seeds of the metric against rounds, seconds or mib; thin: the mean of the last models."""
+    means = averaged(results)
     for arm, style in styles.items():
         values = metric_table(results, arm)
         places = _x_values(results, arm, x, values.shape[1])
@@ -60,6 +62,11 @@ def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str
         if len(values) > 1:
             inside = np.isfinite(band.low) & np.isfinite(band.high)
             axes.fill_between(places, band.low, band.high, where=inside, color=style.colour, alpha=0.18, linewidth=0)
+        if arm in means["arms"]:
+            mean = statistics.band(metric_table(means, arm)).median[seen]
+            axes.plot(places, _drawable(mean), color=style.colour, zorder=order, **AVERAGED)
+    if means["arms"]:
+        axes.plot([], [], color=GREY, label=averaged_name(results), **AVERAGED)
     axes.set_yscale(results["metric"]["scale"])
     warm = x != "rounds" and any(after(results, arm) for arm in styles)
     axes.set_xlabel(X_LABELS[x] + (SINCE if warm else ""))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fipa.report import statistics
-from fipa.report.data import MIB, Record, Results, after, cumulative, metric_table, series_band
+from fipa.report.data import MIB, Record, Results, after, averaged, cumulative, metric_table, series_band
 from fipa.report.statistics import Band
 from fipa.report.style import Style
 
@@ -20,7 +20,7 @@ POINTS = 2000  # of a line
 PIXELS = 160  # of a map, along each axis
 CLIENTS = 20  # lines in a chart by client
 NUMBERED = 9  # client regions in a picture that have room for a number each
-SERIES = {
+LABELS = {
     "loss": "training loss",
     "rank": "mean number of eigenpairs",
     "damping": "damping",
@@ -30,8 +30,12 @@ SERIES = {
     "cosine_with_fedavg": "cosine with the FedAvg step",
     "trials": "aggregation trials",
     "seconds": "seconds per round",
+    "trips": "times that clients were asked",
+    "messages": "messages to and from clients",
     "peak_memory_mib": "peak memory (MiB)",
 }
+STEERING = ("damping", "step", "trials")
+SCHEDULE = ("ranks", "local_steps")
 
 Json = dict[str, Any]
 
@@ -45,8 +49,10 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
     values = metric_table(results, arm)
     seen, begin = _places(values), after(results, arm)
     later = seen[1:] - 1  # places of rounds 1, 2, ... in the per-round series
-    series = {key: series_band(results, arm, key) for key in SERIES}
+    series = {key: series_band(results, arm, key) for key in LABELS}
     uplink = cumulative(results, arm, "uplink_bytes")
+    means = averaged(results)
+    mean = statistics.band(metric_table(means, arm)).median if arm in means["arms"] else None
     first, record = next(iter(seeds.items()))
     payload: Json = {
         "name": label,
@@ -57,6 +63,7 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
         "seconds": _optional(cumulative(results, arm, "seconds"), seen),
         "mib": _optional(None if uplink is None else uplink / MIB, seen),
         "metric": _band(statistics.band(values), seen),
+        "averaged": _optional(mean, seen),
         "seeds": {seed: numbers(row[seen]) for seed, row in zip(seeds, values, strict=True)} if len(seeds) > 1 else {},
         "series": {key: _band(band, later) for key, band in series.items() if band is not None},
         "first": first,
@@ -265,7 +272,7 @@ def _rows(grid: statistics.Array) -> list[list[float | None]]:
 
 
 def _schedule(record: Record) -> Json:
-    columns = {key: by_client(record, key) for key in ("ranks", "local_steps")}
+    columns = {key: by_client(record, key) for key in SCHEDULE}
     moving = {key: lines for key, lines in columns.items() if varies(v for line in lines.values() for v in line)}
     if not moving:
         return {}
@@ -277,7 +284,7 @@ def _schedule(record: Record) -> Json:
 
 
 def _steering(record: Record, seen: np.ndarray[Any, np.dtype[np.int64]]) -> Json:
-    keys = [key for key in ("damping", "step", "trials") if varies(record.get(key) or [])]
+    keys = [key for key in STEERING if varies(record.get(key) or [])]
     accepted = record.get("accepted") or []
     if not keys and all(accepted):
         return {}

@@ -1,0 +1,108 @@
+"""What `fipa run` and `fipa.run` share: which experiment, into which directory, and the report in the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fipa.config.load import for_given_problem, load
+from fipa.config.schema import Experiment
+from fipa.errors import FipaError
+from fipa.federation.executor import ProblemFactory
+from fipa.report.figures import write_figures
+from fipa.report.page import write_page
+from fipa.runner import Run, fresh_directory, remove
+
+Arms = Sequence[str] | Mapping[str, Mapping[str, Any]]
+
+
+def choose(
+    name: str | None,
+    *,
+    overrides: Sequence[str] = (),
+    arms: Arms | None = None,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    workers: int | None = None,
+) -> tuple[str, Experiment]:
+    """Label and content of an experiment by name or path; None for a problem that is given.
+
+    `arms` are the names of some of its arms, or others in their place.
+    """
+    changes = list(overrides)
+    if rounds is not None:
+        changes += [f"rounds={rounds}", f"arms.*.rounds={rounds}"]
+    if seeds is not None:
+        changes.append(f"seeds={list(seeds)}")
+    if workers is not None:
+        changes.append(f"engine.workers={workers}")
+    new = arms if isinstance(arms, Mapping) else None
+    label, experiment = ("problem", for_given_problem(changes, new)) if name is None else load(name, changes, new)
+    if not arms or new is not None:
+        return label, experiment
+    known = [arm.name for arm in experiment.arms]
+    unknown = [arm for arm in arms if arm not in known]
+    if unknown:
+        raise FipaError(f"--arm {unknown[0]!r}: there is {', '.join(map(repr, known))}")
+    left: dict[str, Any] = {"arms": tuple(arm for arm in experiment.arms if arm.name in arms)}
+    left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}
+    return label, experiment.model_copy(update=left)
+
+
+def begin(
+    label: str,
+    experiment: Experiment,
+    command: str,
+    *,
+    directory: Path | None = None,
+    force: bool = False,
+    warmup: Path | None = None,
+    given: ProblemFactory | None = None,
+) -> Run:
+    """A run that is ready to be executed, in a fresh directory under runs/ by default."""
+    directory = directory or fresh_directory(Path("runs"), label)
+    job = Run.new(directory, label, command, experiment, given)
+    if warmup is not None:
+        job.adoptable(warmup)
+    if (directory / "run.json").exists():
+        if not force:
+            raise FipaError(f"{directory} already holds a run: `fipa resume {directory}`, another --out, or --force")
+        remove(directory)
+    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise FipaError(f"{directory} exists and is not a run of ours: choose another --out")
+    job.start()
+    if warmup is not None:
+        job.adopt(warmup)
+    return job
+
+
+def refresh(directory: Path) -> None:
+    """Write the results of a run anew: one that was killed has not written them."""
+    if (directory / "run.json").exists():
+        job = Run.open(directory)
+        if job.experiment.problem.name != "given":  # that cannot be made again
+            job.write_results()
+
+
+def write_report(directory: Path) -> Path:
+    """Figures, and the page, whose path is returned."""
+    write_figures(directory, directory / "figures")
+    return write_page([directory], directory / "report.html")
+
+
+@contextmanager
+def data_in(root: Path | None) -> Iterator[None]:
+    """Look for image sets there; also in worker processes, which inherit the environment."""
+    before = os.environ.get("FIPA_DATA")
+    if root is not None:
+        os.environ["FIPA_DATA"] = str(root.resolve())
+    try:
+        yield
+    finally:
+        if root is not None:
+            del os.environ["FIPA_DATA"]
+            if before is not None:
+                os.environ["FIPA_DATA"] = before
