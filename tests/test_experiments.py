@@ -50,7 +50,8 @@ def test_demo_arms_spend_the_same_local_work():
 
 def test_the_example_of_a_users_own_problem(tmp_path):
     out = tmp_path / "out"
-    done = tiny.fipa("run", str(ROOT / "examples/own_problem.py"), "--out", str(out), "--json", "--rounds", "15")
+    file = ROOT / "examples/own_problem.py"
+    done = tiny.fipa("run", file, "--out", out, "--json", "--rounds", 15, report=True)
     assert done.code == 0
     metric = tiny.results(out)["arms"]["FIPA, Gauss-Newton clients"]["0"]["metric"]
     assert metric[-1] < 1e-3 * metric[0]

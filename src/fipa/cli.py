@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from dataclasses import asdict
 from enum import IntEnum
@@ -65,6 +66,7 @@ Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every arm.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also log to DIR/tensorboard.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Figures and page; `fipa report` makes them, too.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where to write; a new folder under runs/ by default.")
 ]
@@ -104,9 +106,7 @@ def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None
     if experiment.problem.name != "images":  # these need no data to be shown
         experiment = Run.new(Path(), label, "", experiment).experiment
     content = dump(resolved(experiment, least_squares=False))
-    print(
-        json.dumps(content) if as_json else tomli_w.dumps(content, multiline_strings=True), end="\n" if as_json else ""
-    )
+    print(f"{json.dumps(content)}\n" if as_json else tomli_w.dumps(content, multiline_strings=True), end="")
 
 
 @app.command()
@@ -124,6 +124,7 @@ def run(
         Path | None, typer.Option("--warmup", metavar="DIR", help="Take the warm-up from the run in DIR.")
     ] = None,
     tensorboard: Board = False,
+    with_report: Report = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -143,7 +144,7 @@ def run(
     job.start()
     if warmup is not None:
         job.adopt(warmup)
-    _execute(job, tensorboard, as_json, quiet)
+    _execute(job, tensorboard, with_report, as_json, quiet)
 
 
 @app.command()
@@ -151,12 +152,13 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
     root: Root = None,
     tensorboard: Board = False,
+    with_report: Report = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, as if it had not been."""
     _look_for_data_in(root)
-    _execute(Run.open(directory), tensorboard, as_json, quiet)
+    _execute(Run.open(directory), tensorboard, with_report, as_json, quiet)
 
 
 @app.command()
@@ -263,10 +265,8 @@ def _experiment(
         unknown = [a for a in arms if a not in known]
         if unknown:
             raise FipaError(f"--arm {unknown[0]!r}: there is {', '.join(map(repr, known))}")
-        kept = tuple(a for a in experiment.arms if a.name in arms)
-        left = {"arms": kept}
-        left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}  # type: ignore[misc]
-        experiment = experiment.model_copy(update=left)
+        left = {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}
+        experiment = experiment.model_copy(update=left | {"arms": tuple(a for a in experiment.arms if a.name in arms)})
     return label, experiment
 
 
@@ -285,7 +285,7 @@ def _seeds(text: str) -> list[int]:
     return found
 
 
-def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
+def _execute(job: Run, tensorboard: bool, with_report: bool, as_json: bool, quiet: bool) -> None:
     watching: list[Watcher] = [TensorBoard(job.directory / "tensorboard")] if tensorboard else []
     if not quiet and not as_json:
         watching.append(Progress(out, job.experiment) if out.is_terminal else Log(out))
@@ -295,16 +295,16 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
     except KeyboardInterrupt:
         err.print(f"stopped; go on with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)
         raise typer.Exit(Exit.INTERRUPTED) from None
-    write_figures(job.directory, job.directory / "figures")
-    page = write_page([job.directory], job.directory / "report.html")
+    paths = {"directory": job.directory, "results": job.directory / "results.json"}
+    if with_report:
+        write_figures(job.directory, job.directory / "figures")
+        paths["report"] = write_page([job.directory], job.directory / "report.html")
     if as_json:
-        paths = {"directory": job.directory, "results": job.directory / "results.json", "report": page}
-        content = {key: str(path) for key, path in paths.items()} | {"summary": _summary(results)}
-        print(json.dumps(finite(content)))
+        print(json.dumps(finite({key: str(path) for key, path in paths.items()} | {"summary": _summary(results)})))
     elif not quiet:
         _print_table(results)
-        numbers = job.directory / "results.json"
-        out.print(f"report [bold]{escape(str(page))}[/], numbers [bold]{escape(str(numbers))}[/]", soft_wrap=True)
+        page = f"report [bold]{escape(str(paths['report']))}[/], " if with_report else ""
+        out.print(f"{page}numbers [bold]{escape(str(paths['results']))}[/]", soft_wrap=True)
     if any(r["status"] == "diverged" for seeds in results["arms"].values() for r in seeds.values()):
         err.print("at least one run diverged: see its events in the report")
         raise typer.Exit(Exit.DIVERGED)
@@ -340,6 +340,7 @@ def _print_table(results: dict[str, Any]) -> None:
 
 def entry() -> None:
     """Run the command; turn our own errors into one line and an exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore Ctrl-C
     try:
         app()
     except FipaError as error:
