@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready-
 SUDO   := $(shell command -v sudo)
 
-SLOW   := browser or simulation or deployment or convergence
+SLOW   := browser or simulation or deployment or convergence or long
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 .PHONY: help demo test test-fast bench browser lint format clean

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
-SLOW = ("browser", "simulation", "deployment", "convergence")  # what `make test-fast` leaves out
+SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
 GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
