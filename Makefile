@@ -5,9 +5,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready-
 SUDO   := $(shell command -v sudo)
 
-.PHONY: help demo test bench browser lint format clean
+SLOW   := browser or simulation or deployment or convergence or long
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+.PHONY: help demo test test-fast bench browser lint format clean
 help:            ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
 
 $(READY)%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,7 +22,10 @@ demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under
 	$(BIN)/fipa run demo --out runs/demo --force
 
 test: lint browser    ## all tests, lint and types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	$(PYTEST)
+
+test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs, under 90 seconds
+	$(PYTEST) -m 'not ($(SLOW))'
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json
 	$(BIN)/python -m bench

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +64,11 @@ def test_show_keeps_strings_as_they_are(tmp_path: Path) -> None:
     assert shown["description"] == "π\t1"
 
 
+# one of each family with figures and page: report/ has its own tests of them
+SHOWN = ("fit-sin2", "fit-mixture2d", "pde-bratu", "poisson-2d", "pde-inverse", "digits", "head-cifar10", "own-problem")
+
+
+@pytest.mark.convergence
 @pytest.mark.parametrize("name", names())
 def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
     experiment = load(name)[1]
@@ -75,13 +79,15 @@ def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
         more = [f"arms.{i}.local={{name='adam', steps=2}}" for i, _ in arms]
         more += [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
     settings = options([*small(name), *more])
-    done = fipa("run", name, *settings, "--rounds", 2, "--out", tmp_path / "run", "--json")
+    shown = name in SHOWN
+    done = fipa("run", name, *settings, "--rounds", 2, "--out", tmp_path / "run", "--json", report=shown)
     assert done.code == 0, done.err
     content = results(tmp_path / "run")
     assert all(len(curves["metric"]) == 2 for seeds in content["arms"].values() for curves in seeds.values())
     assert list(content["arms"]) == list(json.loads(done.out)["summary"])
-    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
-    assert any((tmp_path / "run" / "figures").iterdir())
+    if shown:
+        assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+        assert any((tmp_path / "run" / "figures").iterdir())
 
 
 # --- options of run ---
@@ -156,7 +162,7 @@ def test_square_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
     bare = write(tmp_path, '[problem]\nname = "sine"\n[[arms]]\nname = "A"\n', "bare.toml")
     assert "here or in [defaults]" in fipa("show", bare).err
     text = ONE_ARM.replace('"A"', '"A [paper] [/]"')
-    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "[run]")
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "[run]", report=True)
     assert done.code == 0
     assert "A [paper] [/], seed 0: finished" in done.out
     assert sum("A [paper] [/]" in line for line in done.out.splitlines()) == 2  # log and table
@@ -235,7 +241,7 @@ def test_default_directories_are_fresh(tmp_path: Path, two: Path, monkeypatch: p
 
 def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
     text = TWO_ARMS.replace("lr = 0.1", "lr = 1e60")
-    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--json")
+    done = fipa("run", write(tmp_path, text), "--out", tmp_path / "run", "--json", report=True)
     assert done.code == 3
     content = json.loads(done.out, parse_constant=pytest.fail)
     assert content["directory"] == str(tmp_path / "run")
@@ -247,14 +253,14 @@ def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
 
 
 def test_quiet_prints_nothing(tmp_path: Path, two: Path) -> None:
-    done = fipa("run", two, "--out", tmp_path / "run", "--quiet")
+    done = fipa("run", two, "--out", tmp_path / "run", "--quiet", report=True)
     assert (done.code, done.out, done.err) == (0, "", "")
     done = fipa("report", tmp_path / "run", "--quiet")
     assert (done.code, done.out, done.err) == (0, "", "")
 
 
 def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
-    done = fipa("run", two, "--out", tmp_path / "run")
+    done = fipa("run", two, "--out", tmp_path / "run", report=True)
     lines = done.out.splitlines()
     assert lines[0].startswith("A, seed 0: finished at round 2, metric ")
     assert lines[1].startswith("B, seed 0: finished at round 2, metric ")
@@ -263,6 +269,18 @@ def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
     assert f"report {tmp_path / 'run' / 'report.html'}, numbers {tmp_path / 'run' / 'results.json'}" in lines[5]
     assert "\x1b" not in done.out
     assert "\r" not in done.out
+
+
+def test_no_report_means_numbers_only_and_it_can_be_made_later(tmp_path: Path, two: Path) -> None:
+    run = tmp_path / "run"
+    done = fipa("run", two, "--out", run, "--no-report", report=True)
+    assert done.out.splitlines()[-1] == f"numbers {run / 'results.json'}"
+    assert "report" not in json.loads(fipa("resume", run, "--no-report", "--json", report=True).out)
+    assert not (run / "report.html").exists()
+    assert not (run / "figures").exists()
+    assert fipa("report", run).code == 0
+    assert (run / "report.html").exists()
+    assert any((run / "figures").iterdir())
 
 
 def test_version_and_help() -> None:
@@ -276,7 +294,7 @@ def test_version_and_help() -> None:
 def test_warm_up_and_arms_on_images(tmp_path: Path) -> None:
     """From TOML to the report; then a second run that takes the warm-up of the first."""
     one = ["--seeds", "1"]
-    done = fipa("run", write(tmp_path, IMAGES), "--out", tmp_path / "first", *one)
+    done = fipa("run", write(tmp_path, IMAGES), "--out", tmp_path / "first", *one, report=True)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert [line.split(", metric")[0] for line in lines[:4]] == [
@@ -327,7 +345,7 @@ def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_own_problem_by_file(tmp_path: Path) -> None:
     path = write(tmp_path, OWN_PROBLEM, "mine.py")
-    done = fipa("run", path, "--rounds", 2, "--out", tmp_path / "run", "--quiet")
+    done = fipa("run", path, "--rounds", 2, "--out", tmp_path / "run", "--quiet", report=True)
     assert (done.code, done.err) == (0, "")
     content = results(tmp_path / "run")
     assert content["experiment"] == content["title"] == "mine"
@@ -376,6 +394,7 @@ def test_a_missing_problem_file(tmp_path: Path) -> None:
     assert f"{tmp_path / 'absent.py'}: no such file" in done.err
 
 
+@pytest.mark.long
 def test_exceptions_of_users_show_their_traceback(tmp_path: Path) -> None:
     path = write(tmp_path, "def problem(seed):\n    return 1 / 0  # theirs\n", "mine.py")
     with process("run", path, "--out", tmp_path / "run") as running:
@@ -388,6 +407,7 @@ def test_exceptions_of_users_show_their_traceback(tmp_path: Path) -> None:
 # --- a terminal, and Ctrl-C ---
 
 
+@pytest.mark.long
 def test_terminal_shows_round_metric_and_time_left(tmp_path: Path) -> None:
     pty = pytest.importorskip("pty")
     path = write(tmp_path, TWO_ARMS.replace("rounds = 2", "rounds = 12"))
@@ -413,16 +433,20 @@ def test_terminal_shows_round_metric_and_time_left(tmp_path: Path) -> None:
     assert "finished at round" not in text
 
 
+@pytest.mark.long
 def test_ctrl_c_before_the_first_round(tmp_path: Path) -> None:
-    """While the user's problem is still being made."""
-    slow = OWN_PROBLEM.replace("def problem(seed):", "def problem(seed):\n    import time\n    time.sleep(30)")
+    """While the user's problem is still being made, by a command that was told to ignore Ctrl-C, as CI and `&` do."""
     marker = tmp_path / "started"
-    path = write(tmp_path, f"open({str(marker)!r}, 'w').close()\n" + slow, "mine.py")
-    with process("run", path, "--out", tmp_path / "run") as running:
+    slow = f"def problem(seed):\n    import time\n    open({str(marker)!r}, 'w').close()\n    time.sleep(1000)"
+    path = write(tmp_path, OWN_PROBLEM.replace("def problem(seed):", slow), "mine.py")
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    with process("run", path, "--out", tmp_path / "run", preexec_fn=ignore) as running:
         wait_until(marker.exists)
-        time.sleep(0.2)
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=10)
+        out, err = running.communicate(timeout=300)
     assert running.returncode == 130
     assert "Traceback" not in out + err
     assert rounds_on_disk(tmp_path / "run") == 0

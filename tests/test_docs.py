@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -104,10 +105,40 @@ def test_run_from_python(tmp_path, monkeypatch, capsys):
     assert "FIPA    10" in capsys.readouterr().out
 
 
-def test_docs_link_to_files_that_exist():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\"]+)\"", page.read_text()):
-            assert (page.parent / (target[0] or target[1])).exists(), f"{page.name}: {target}"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def links(text):
+    """Targets within the repository: all but those with a scheme, and those in code."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", prose)
+    return [target for pair in found for target in pair if target and ":" not in target]
+
+
+def anchors(text):
+    """What headings are called in links, by GitHub's rule: words in lower case, hyphens for spaces, no other signs."""
+    found = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        numbered = [name, *(f"{name}-{i}" for i in range(1, len(found) + 1))]
+        found.add(next(one for one in numbered if one not in found))  # equal headings are numbered
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_docs_link_to_files_and_sections_that_exist(page):
+    for target in links(page.read_text("utf-8")):
+        name, _, section = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        assert not section or section in anchors(file.read_text("utf-8")), target
+
+
+def test_anchors_follow_githubs_rule():
+    text = "# `fipa run`, 2nd\n## Same\n```\n# no heading\n```\n## Same\n### A [link](x.md) -- and more\n"
+    assert anchors(text) == {"fipa-run-2nd", "same", "same-1", "a-link----and-more"}
+    assert links('[a](b.md#c) `[d](e)` [f](https://g) <img src="h.svg">') == ["b.md#c", "h.svg"]
 
 
 def test_flower_snippet_makes_a_strategy():

@@ -26,6 +26,7 @@ def curves(tmp_path, name, arms, *overrides):
     return {arm: seeds["0"] for arm, seeds in run.execute(Nobody())["arms"].items()}
 
 
+@pytest.mark.convergence
 @pytest.mark.parametrize(("name", "rounds"), [("fit-sin2", 40), ("fit-sin4", 60)])
 def test_controlled_fipa_reaches_1e_5(tmp_path, name, rounds):
     arm = "FIPA controlled, low rank"
@@ -34,6 +35,7 @@ def test_controlled_fipa_reaches_1e_5(tmp_path, name, rounds):
     assert curve["loss"] == sorted(curve["loss"], reverse=True)  # it never lets the clients' loss rise
 
 
+@pytest.mark.convergence
 def test_exact_local_solves_follow_centralised_gauss_newton(tmp_path):
     arms = ["centralised GN", "FIPA, exact local solves"]
     both = curves(tmp_path, "fit-gauss-newton", arms, "arms.*.rounds=20")
@@ -50,7 +52,8 @@ def test_demo_arms_spend_the_same_local_work():
 
 def test_the_example_of_a_users_own_problem(tmp_path):
     out = tmp_path / "out"
-    done = tiny.fipa("run", str(ROOT / "examples/own_problem.py"), "--out", str(out), "--json", "--rounds", "15")
+    file = ROOT / "examples/own_problem.py"
+    done = tiny.fipa("run", file, "--out", out, "--json", "--rounds", 15, report=True)
     assert done.code == 0
     metric = tiny.results(out)["arms"]["FIPA, Gauss-Newton clients"]["0"]["metric"]
     assert metric[-1] < 1e-3 * metric[0]
@@ -68,6 +71,7 @@ def test_the_documented_toml_runs(tmp_path):
     assert max(map(len, clients[:1])) <= 2
 
 
+@pytest.mark.convergence
 @pytest.mark.parametrize(
     ("name", "error", "settings"),
     [
@@ -86,6 +90,7 @@ def test_accelerated_fipa_solves_equations(tmp_path, name, error, settings):
     assert curve["loss"] == sorted(curve["loss"], reverse=True)
 
 
+@pytest.mark.convergence
 def test_the_example_of_a_users_own_equation(tmp_path):
     out = tmp_path / "out"
     arm = "FIPA, Gauss-Newton clients"
@@ -96,12 +101,14 @@ def test_the_example_of_a_users_own_equation(tmp_path):
     assert metric[-1] < 0.02
 
 
+@pytest.mark.convergence
 def test_the_example_of_own_images(tmp_path):
     out, file = tmp_path / "out", str(ROOT / "examples/own_images.py")
     assert tiny.fipa("run", file, "--out", str(out), "--json", "--rounds", "4").code == 0
     assert min(run["0"]["metric"][-1] for run in tiny.results(out)["arms"].values()) > 60  # of four classes
 
 
+@pytest.mark.convergence
 def test_fipa_controlled_beats_fedavg_on_digits(tmp_path):
     """Accuracy that twenty unlike clients reach together, in the rounds of one seed."""
     arms = ["FedAvg", "FIPA controlled"]

@@ -122,17 +122,21 @@ class Done:
     err: str
 
 
-def fipa(*arguments: object) -> Done:
-    """The command, in this process."""
+def fipa(*arguments: object, report: bool = False) -> Done:
+    """The command, in this process, whose way with Ctrl-C stays what it was; figures and page only where asked for."""
     out, err = io.StringIO(), io.StringIO()
-    argv = ["fipa", *map(str, arguments)]
-    with (
-        mock.patch.object(sys, "argv", argv),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        pytest.raises(SystemExit) as stop,
-    ):
-        entry()
+    bare = ["--no-report"] if arguments[0] in ("run", "resume") and not report else []
+    argv, handler = ["fipa", *map(str, arguments), *bare], signal.getsignal(signal.SIGINT)
+    try:
+        with (
+            mock.patch.object(sys, "argv", argv),
+            redirect_stdout(out),
+            redirect_stderr(err),
+            pytest.raises(SystemExit) as stop,
+        ):
+            entry()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     return Done(int(stop.value.code or 0), out.getvalue(), err.getvalue())
 
 
@@ -180,11 +184,11 @@ def numbers(directory: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def process(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own, of which nothing is left in the end."""
+def process(*arguments: object, before: str = "", **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, of which nothing is left in the end; `before` is code to run first."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     running = subprocess.Popen(
-        [sys.executable, "-c", "from fipa.cli import entry; entry()", *map(str, arguments)],
+        [sys.executable, "-c", f"{before}\nfrom fipa.cli import entry; entry()", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True, **options,
     )  # fmt: skip
     try:
@@ -213,7 +217,7 @@ def rounds_on_disk(directory: Path) -> int:
     return sum(path.read_text("utf-8").count("\n") for path in directory.glob("arms/*/*/history.jsonl"))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from dataclasses import asdict
 from enum import IntEnum
@@ -67,6 +68,7 @@ Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every arm.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also log to DIR/tensorboard.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Figures and page; `fipa report` makes them, too.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where to write; a new folder under runs/ by default.")
 ]
@@ -106,9 +108,7 @@ def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None
     if experiment.problem.name != "images":  # these need no data to be shown
         experiment = Run.new(Path(), label, "", experiment).experiment
     content = dump(resolved(experiment, least_squares=False))
-    print(
-        json.dumps(content) if as_json else tomli_w.dumps(content, multiline_strings=True), end="\n" if as_json else ""
-    )
+    print(f"{json.dumps(content)}\n" if as_json else tomli_w.dumps(content, multiline_strings=True), end="")
 
 
 @app.command()
@@ -126,6 +126,7 @@ def run(
         Path | None, typer.Option("--warmup", metavar="DIR", help="Take the warm-up from the run in DIR.")
     ] = None,
     tensorboard: Board = False,
+    with_report: Report = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -137,7 +138,7 @@ def run(
     command = shlex.join(["fipa", *sys.argv[1:]])
     with data_in(root):
         job = begin(label, experiment, command, directory=directory, force=force, warmup=warmup)
-        _execute(job, tensorboard, as_json, quiet)
+        _execute(job, tensorboard, with_report, as_json, quiet)
 
 
 @app.command()
@@ -145,12 +146,13 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
     root: Root = None,
     tensorboard: Board = False,
+    with_report: Report = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, as if it had not been."""
     with data_in(root):
-        _execute(Run.open(directory), tensorboard, as_json, quiet)
+        _execute(Run.open(directory), tensorboard, with_report, as_json, quiet)
 
 
 @app.command()
@@ -246,7 +248,7 @@ def _seeds(text: str) -> list[int]:
     return found
 
 
-def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
+def _execute(job: Run, tensorboard: bool, with_report: bool, as_json: bool, quiet: bool) -> None:
     watching: list[Watcher] = [TensorBoard(job.directory / "tensorboard")] if tensorboard else []
     if not quiet and not as_json:
         watching.append(Progress(out, job.experiment) if out.is_terminal else Log(out))
@@ -256,15 +258,15 @@ def _execute(job: Run, tensorboard: bool, as_json: bool, quiet: bool) -> None:
     except KeyboardInterrupt:
         err.print(f"stopped; go on with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)
         raise typer.Exit(Exit.INTERRUPTED) from None
-    page = write_report(job.directory)
+    paths = {"directory": job.directory, "results": job.directory / "results.json"}
+    if with_report:
+        paths["report"] = write_report(job.directory)
     if as_json:
-        paths = {"directory": job.directory, "results": job.directory / "results.json", "report": page}
-        content = {key: str(path) for key, path in paths.items()} | {"summary": _summary(results)}
-        print(json.dumps(finite(content)))
+        print(json.dumps(finite({key: str(path) for key, path in paths.items()} | {"summary": _summary(results)})))
     elif not quiet:
         _print_table(results)
-        numbers = job.directory / "results.json"
-        out.print(f"report [bold]{escape(str(page))}[/], numbers [bold]{escape(str(numbers))}[/]", soft_wrap=True)
+        page = f"report [bold]{escape(str(paths['report']))}[/], " if with_report else ""
+        out.print(f"{page}numbers [bold]{escape(str(paths['results']))}[/]", soft_wrap=True)
     if any(r["status"] == "diverged" for seeds in results["arms"].values() for r in seeds.values()):
         err.print("at least one run diverged: see its events in the report")
         raise typer.Exit(Exit.DIVERGED)
@@ -314,6 +316,7 @@ def _averaged(results: dict[str, Any], mean: ArmSummary | None) -> str:
 
 def entry() -> None:
     """Run the command; turn our own errors into one line and an exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore Ctrl-C
     try:
         app()
     except FipaError as error:

@@ -32,7 +32,7 @@ from fipa import (
 
 DOUBLE = torch.float64
 CUTOFF = 1e-5  # the rules' default
-FAST = settings(deadline=None, max_examples=80)
+FAST = settings()  # of the profile, see tests/conftest.py
 SEEDS = st.integers(0, 2**31 - 1)
 
 

@@ -53,6 +53,7 @@ def test_does_not_change_the_broadcast_model() -> None:
 # --- batches ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [SGD(steps=1, batch=2, momentum=0.5), Adam(steps=1, batch=3), SGD(steps=1)])
 @pytest.mark.parametrize("kind", ["plain", "terms"])
 def test_any_grouping_gives_the_same_updates(rule: Descent, kind: str) -> None:

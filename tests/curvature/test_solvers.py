@@ -218,6 +218,7 @@ def test_exact_refuses_what_is_too_large(monkeypatch):
         exact(Matrix(eye(8)), 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ["rows", "matrix_free"])
 @pytest.mark.parametrize("wide", [True, False], ids=["more parameters", "more rows"])
 def test_exact_makes_nothing_of_the_size_of_the_rows(wide, route):

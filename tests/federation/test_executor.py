@@ -67,6 +67,7 @@ def two() -> Iterator[Executor]:
         yield executor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ARMS)
 def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> None:
     with Executor(FOUR) as one:
@@ -83,6 +84,7 @@ def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> N
             assert all(torch.equal(state.memories[client][key], memory[key]) for key in memory)
 
 
+@pytest.mark.long
 def test_errors_come_back_from_workers(two: Executor) -> None:
     arm = Arm("a", (stage(FedAvg(), SGD(lr=1e200, steps=4), 1),), group=1)
     with pytest.raises(Diverged, match="round 1: local training of client 0 ended"):
@@ -90,6 +92,7 @@ def test_errors_come_back_from_workers(two: Executor) -> None:
     assert len(rounds(two, ARMS["centralised"])) == 2
 
 
+@pytest.mark.long
 def test_workers_change_from_seed_to_seed(two: Executor) -> None:
     """Only one problem is kept in each process, and it is the right one."""
     arm = ARMS["faults, gauss-newton"]
@@ -149,6 +152,7 @@ TRAINED = Arm("a", (stage(FIPA(0.1), SGD(lr=0.1, epochs=1, batch=8), 3, SketchPl
 HEAD = Arm("a", (stage(FedAvg(), SGD(lr=0.1, epochs=1, batch=8), 3),), group=1, params=("9.*",))
 
 
+@pytest.mark.long
 def test_two_workers_train_an_image_classifier_to_the_same_bits() -> None:
     with Executor(DIGITS) as one:
         expected = rounds(one, TRAINED)
@@ -167,6 +171,7 @@ def test_two_workers_train_an_image_classifier_to_the_same_bits() -> None:
             assert comparable(record) == comparable(reference)
 
 
+@pytest.mark.long
 def test_evaluation_during_the_next_round_changes_no_record(two: Executor) -> None:
     arm = Arm("a", (stage(FIPA(0.1), Adam(lr=0.01, epochs=1), 4, FULL, control=StepControl()),), group=1)
     federation = Federation(arm, 0, two)
@@ -179,6 +184,7 @@ def test_evaluation_during_the_next_round_changes_no_record(two: Executor) -> No
     assert len(together) == 4
 
 
+@pytest.mark.long
 def test_workers_begin_before_the_last_model_is_evaluated(two: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     start, evaluate = Executor.start, Problem.evaluate

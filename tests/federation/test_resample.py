@@ -196,6 +196,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped() -> None:
     assert torch.equal(rest[-1][0].theta, whole[-1][0].theta)
 
 
+@pytest.mark.long
 def test_two_workers_compute_the_same_bits_as_one() -> None:
     arm = Arm("a", (stage(FIPA(0.1), GaussNewton(), 2, FULL, control=StepControl()),), group=1)
     results = []

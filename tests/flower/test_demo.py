@@ -28,6 +28,7 @@ def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.deployment
 def test_the_life_of_a_deployment(tmp_path: Path) -> None:
     """A run whose SuperLink is killed, then one that loses a node: one deployment, since starting it takes long."""
     app, theta = write_app(tmp_path / "app"), tmp_path / "theta.safetensors"

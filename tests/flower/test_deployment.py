@@ -133,6 +133,7 @@ def wait_until(condition: Any, seconds: float = 300.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.deployment
 def test_a_run_over_three_nodes_outlives_a_node_that_is_killed_in_a_round(app: Path, tmp_path: Path) -> None:
     began = tmp_path / "began"
     with Deployment(nodes=3) as deployment:
@@ -152,6 +153,7 @@ def test_a_run_over_three_nodes_outlives_a_node_that_is_killed_in_a_round(app: P
     assert not deployment.folder.exists()
 
 
+@pytest.mark.deployment
 def test_strangers_and_broken_apps_are_refused_and_a_killed_node_is_started_again(app: Path) -> None:
     with Deployment(nodes=1) as deployment:
         with pytest.raises(FipaError, match=r"'rounds' is \[1\]: Flower takes booleans, numbers and strings"):
@@ -175,15 +177,19 @@ def test_strangers_and_broken_apps_are_refused_and_a_killed_node_is_started_agai
     assert left(deployment.folder) == []
 
 
+@pytest.mark.deployment
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_ctrl_c_or_termination_during_the_start(tmp_path: Path, number: int) -> None:
-    script = "from fipa.flower.deployment import Deployment\nwith Deployment(nodes=1):\n    pass\n"
+    script = (  # which listens to Ctrl-C even if we have been told to ignore it
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from fipa.flower.deployment import Deployment\nwith Deployment(nodes=1):\n    pass\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
     )
     wait_until(lambda: list(tmp_path.glob("*/superlink.log")))
     process.send_signal(number)
-    assert process.wait(timeout=60) == (-number if number == signal.SIGINT else 128 + number)
+    assert process.wait(timeout=300) == (-number if number == signal.SIGINT else 128 + number)
     assert list(tmp_path.iterdir()) == []
     assert left(tmp_path) == []
 

@@ -14,6 +14,7 @@ from flower.test_experiment import DEMO, engine
 ray = pytest.importorskip("ray")
 
 
+@pytest.mark.simulation
 def test_simulation_equals_the_engine_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.simulation import run_simulation
 

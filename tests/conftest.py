@@ -1,0 +1,43 @@
+"""Lanes of tests, groups that share what is expensive, and how many examples hypothesis tries."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+HERE = Path(__file__).parent
+SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
+GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
+
+# No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
+_ALWAYS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=25, **_ALWAYS)
+settings.register_profile("thorough", max_examples=500, **_ALWAYS)
+settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that use the browser are of its lane; tests of a module or session fixture go to one worker."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "browser" in fixtures:
+            item.add_marker(pytest.mark.browser)
+        shared = next((name for name in fixtures if _shared(item, name)), None)
+        if shared is not None and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(GROUPED.get(shared, item.path.stem)))
+    items.sort(key=lambda item: not any(item.get_closest_marker(lane) for lane in SLOW))  # the long ones first
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported stays: every run collects garbage before it measures memory, and need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _shared(item: pytest.Item, fixture: str) -> bool:
+    """Made once for several tests, by one of our own fixtures."""
+    found = item.session._fixturemanager.getfixturedefs(fixture, item) or ()
+    return any(one.scope != "function" and HERE in Path(one.func.__code__.co_filename).parents for one in found)
