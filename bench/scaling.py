@@ -28,14 +28,18 @@ import fipa
 from bench.common import PeakMemory
 from bench.scaling_figure import draw, read
 from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.registry import kind_of, settings_of
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
-from fipa.flower.answer import Answer, Limits, decode, encode
+from fipa.federation.messages import Reply
+from fipa.flower.answer import Expected, Limits, decode, encode
 from fipa.flower.codec import nbytes
 from fipa.flower.request import Request
 from fipa.layout import Layout
+from fipa.randomness import seed_for
 
-P, DAMPING, EXAMPLES, TEST_SEED = 272_474, 0.5, 100, 1
+P, DAMPING, EXAMPLES, SEED = 272_474, 0.5, 100, 1
+TEST_SEED = seed_for(SEED, "test matrix", 1)
 CLIENTS = {"additive": (10, 100, 1000), "paper": (10, 100, 300, 1000)}
 SERIES = (("additive", 8), ("additive", 40), ("paper", 20), ("paper", 4))  # width, or rank
 RANK = 4  # of the clients' curvature under the additive rule: it changes the numbers, not the work
@@ -77,7 +81,8 @@ class Replies:
 
     def make(self, client: int) -> tuple[Request, RecordDict]:
         """What was asked of a client, and its reply."""
-        request = Request(1, client, self.layout.names, self.plan, test_seed=TEST_SEED)
+        order = {"plan": (kind_of(self.plan), settings_of(self.plan))}
+        request = Request("work", 1, client, SEED, self.layout.names, order=order)
         vectors = self._rows.roll(131 * client, 1).T
         delta = self._delta.roll(-137 * client)
         summary: fipa.Sketch | fipa.AdditiveStatistics = fipa.Sketch(vectors, self._values, self.layout)
@@ -85,7 +90,7 @@ class Replies:
             scaled = vectors * self._values
             products, response = (scaled @ (vectors.T @ v) for v in (self._omega, delta))
             summary = fipa.AdditiveStatistics(products, response, delta, EXAMPLES, TEST_SEED, self.layout)
-        return request, encode(request, Answer(fipa.ClientUpdate(delta, EXAMPLES, summary)))
+        return request, encode(request, Reply(fipa.ClientUpdate(delta, EXAMPLES, summary)))
 
 
 def kept_bytes(rule: str, size: int, clients: int, p: int = P) -> int:
@@ -110,7 +115,8 @@ def measure(rule: str, size: int, clients: int, p: int = P) -> Point:
         start = time.process_time()
         request, content = replies.make(client)
         made = time.process_time()
-        answer = decode(content, request, replies.layout, theta, {}, Limits())
+        answer = decode(content, request, Expected(replies.layout, theta, {}, Limits()))
+        assert isinstance(answer, Reply)
         making, decoding = making + made - start, decoding + time.process_time() - made
         size_of_one = nbytes(*content.array_records.values())
         return answer.update

@@ -39,12 +39,12 @@ def test_what_rules_need_and_keep() -> None:
         for kind in (SGD, Adam, Scaffold, Moon, FedRCL, GaussNewton)
     }
     assert flags == {
-        SGD: (True, False, False, False),
-        Adam: (True, False, False, False),
-        Scaffold: (True, False, True, True),
-        Moon: (False, False, True, False),
-        FedRCL: (False, False, False, False),
-        GaussNewton: (True, True, False, False),
+        SGD: (True, False, False, ()),
+        Adam: (True, False, False, ()),
+        Scaffold: (True, False, True, ("change",)),
+        Moon: (False, False, True, ()),
+        FedRCL: (False, False, False, ()),
+        GaussNewton: (True, True, False, ()),
     }
 
 
@@ -53,7 +53,7 @@ class Steady(LocalRule):
     """Each client's second round goes on as its first one; all are pushed by what the server says."""
 
     remembers: ClassVar[bool] = True
-    tells: ClassVar[bool] = True
+    tells: ClassVar[tuple[str, ...]] = ("first",)
 
     push: float = 1.0
 
@@ -65,13 +65,13 @@ class Steady(LocalRule):
     def outcome(
         self, theta: Tensor, delta: Tensor, steps: int, lr: float, memory: Memory, shared: Memory
     ) -> tuple[Memory, Memory]:
-        return {"step": delta}, {"first": delta[:1]}
+        return {"step": delta}, {"first": delta}
 
     def start(self, theta: Tensor) -> dict[str, Tensor]:
         return {"push": torch.zeros_like(theta)}
 
     def server(self, shared: Memory, messages: Sequence[Memory], clients: int) -> dict[str, Tensor]:
-        return {"push": shared["push"] + sum(message["first"] for message in messages) / clients}
+        return {"push": shared["push"] + sum(message["first"][:1] for message in messages) / clients}
 
 
 def test_a_rule_that_writes_everything_itself() -> None:
@@ -80,7 +80,7 @@ def test_a_rule_that_writes_everything_itself() -> None:
     first, other = site.work((1, 2), Order(1, THETA, rule, shared=shared))
     assert first.update.delta.tolist() == other.update.delta.tolist() == [2, 2]
     assert first.memory["step"].tolist() == [2, 2]
-    assert first.message["first"].tolist() == [2]
+    assert first.message["first"].tolist() == [2, 2]
     shared = rule.server(shared, [first.message, other.message], 4)
     assert shared["push"].tolist() == [1, 1]
     again, new = site.work((1, 3), Order(2, THETA, rule, shared=shared, memories={1: {"step": THETA}}))
@@ -102,9 +102,15 @@ class Talkative(SGD):
         return {}, {"own": delta}
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Secretive, "remembers"), (Talkative, "tells")])
-def test_what_a_rule_does_not_announce_is_refused(kind: type[SGD], name: str) -> None:
-    with pytest.raises(FipaError, match=rf"{kind.__name__}\.outcome returned own: say `{name}: ClassVar"):
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Secretive, r"Secretive\.outcome returned own to keep: say `remembers: ClassVar\[bool\] = True`"),
+        (Talkative, r"Talkative\.outcome tells \('own',\): say `tells: ClassVar\[tuple\[str, \.\.\.\]\] = \('own',\)`"),
+    ],
+)
+def test_what_a_rule_does_not_announce_is_refused(kind: type[SGD], reason: str) -> None:
+    with pytest.raises(FipaError, match=reason):
         Site(alike(0), 0).work((0,), Order(1, THETA, kind(steps=1)))
 
 

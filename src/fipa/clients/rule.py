@@ -68,14 +68,16 @@ class LocalRule(ABC):
         Whether `train` can take several clients at once; else it is given one after the other.
     needs_curvature
         Whether it needs each client's gradient and sketch.
-    remembers, tells
-        Whether `outcome` gives something to keep, and something for the server's part of the rule.
+    remembers
+        Whether `outcome` gives something to keep.
+    tells
+        Names of what it gives for the server's part of the rule: tensors as long as the parameters.
     """
 
     side_by_side: ClassVar[bool] = True
     needs_curvature: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
-    tells: ClassVar[bool] = False
+    tells: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def train(self, work: LocalWork) -> Sequence[Tensor] | Tensor:

@@ -22,7 +22,7 @@ class Scaffold(Descent):
     """
 
     remembers: ClassVar[bool] = True
-    tells: ClassVar[bool] = True
+    tells: ClassVar[tuple[str, ...]] = ("change",)
 
     lr: float = 1e-2
 

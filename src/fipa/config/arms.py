@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fipa.config.kinds import LOCAL_RULES, RULES
+from fipa.clients.registry import LOCAL_RULES
+from fipa.config.kinds import RULES
 
 
 def tables(arms: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

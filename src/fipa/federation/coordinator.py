@@ -235,8 +235,8 @@ class _Round:
             self._counts[name] += count
         for client, reason in answers.missing.items():
             self._say(client, reason)
-        for client, reason in answers.refused.items():
-            self._say(client, f"refused: its answer {reason}")
+        for sender, reason in answers.refused.items():
+            self._say(sender, f"refused: its answer {reason}")
         return answers
 
     def _say(self, client: int | str | None, text: str) -> None:

@@ -83,7 +83,7 @@ class Federation:
 
     def _evaluated(self, state: State, record: RoundRecord) -> Done:
         stage, place = stage_at(self.arm.stages, state.round_number - self.arm.after)
-        metrics = {}
+        metrics: dict[str, Any] = {}
         if stage.evaluates(place):
             metrics["metric"] = self.site.problem.evaluate(state.theta)
             if state.recent:

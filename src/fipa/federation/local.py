@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -71,7 +71,7 @@ class LocalTransport:
     def _groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         return self.site.groups(clients, self._arm.group)
 
-    def _traffic(self, ask: Ask, values: Sequence[Any]) -> dict[str, int]:
+    def _traffic(self, ask: Ask, values: Collection[Any]) -> dict[str, Any]:
         """Bytes down to all who are asked, and up from all who answer, sooner or later."""
         if self._arm.centralised:
             return {}

@@ -169,7 +169,7 @@ class Answers:
     values: Mapping[int, Any]
     late: tuple[Late, ...] = ()
     missing: Mapping[int, str] = field(default_factory=dict)
-    refused: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[int | str, str] = field(default_factory=dict)
     enough: bool = True
     uplink: int = 0
     downlink: int = 0

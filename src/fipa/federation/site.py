@@ -249,8 +249,7 @@ class Site:
         k, together = order.round_number, len(clients) if rule.side_by_side else 1
         curvature: list[Sketch] = []
         if rule.needs_curvature:  # of those who send no sketch, all of it
-            full = SketchPlan(rank=None)
-            curvature = [sketches.get(client) or self._compute(full, client, k) for client in clients]
+            curvature = [sketches.get(client) or self._whole_sketch(client, k) for client in clients]
         deltas: list[Tensor] = []
         for first in range(0, len(clients), together):
             some = slice(first, first + together)
@@ -293,7 +292,8 @@ class Site:
 
 def _check_outcome(rule: LocalRule, kept: Memory, told: Memory) -> None:
     """A rule that tells or keeps what it does not announce would be sent past noise, or be forgotten."""
-    for announced, content, name in ((rule.remembers, kept, "remembers"), (rule.tells, told, "tells")):
-        if content and not announced:
-            kind = type(rule).__name__
-            raise FipaError(f"{kind}.outcome returned {', '.join(content)}: say `{name}: ClassVar[bool] = True` in it")
+    kind = type(rule).__name__
+    if kept and not rule.remembers:
+        raise FipaError(f"{kind}.outcome returned {', '.join(kept)} to keep: say `remembers: ClassVar[bool] = True`")
+    if set(told) != set(rule.tells):
+        raise FipaError(f"{kind}.outcome tells {tuple(told)}: say `tells: ClassVar[tuple[str, ...]] = {tuple(told)}`")

@@ -25,7 +25,7 @@ class Stage:
     Parameters
     ----------
     rule, local, plan
-        What the server does, what the clients do, and what they tell about their curvature.
+        What the server does, what the clients do (None leaves it to them), and what they tell about their curvature.
     rounds
         Length of this stage.
     lr_scale
@@ -41,7 +41,7 @@ class Stage:
     """
 
     rule: Rule
-    local: LocalRule
+    local: LocalRule | None
     rounds: int
     plan: CurvaturePlan | None = None
     lr_scale: float = 1.0
@@ -75,7 +75,9 @@ class Stage:
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 
 
-def check_together(rule: Rule, local: LocalRule, plan: CurvaturePlan | None, control: StepControl | None) -> None:
+def check_together(
+    rule: Rule, local: LocalRule | None, plan: CurvaturePlan | None, control: StepControl | None
+) -> None:
     """Refuse settings of server and clients that only work in pairs."""
     newton = isinstance(local, GaussNewton)
     if control is not None and control.acceleration is not None:

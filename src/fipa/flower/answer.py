@@ -161,7 +161,7 @@ def _reply(content: RecordDict, head: Any, request: Request, expected: Expected)
         _check_size(f"buffer {name!r}", tensor.abs().sum(), limits.curvature)
         if name.endswith("running_var") and bool((tensor < 0).any()):
             raise PayloadError(f"has a negative variance in {name!r}")
-    told = dict.fromkeys(() if request.local is None else request.local.tells, (p,))
+    told: dict[str, tuple[int, ...]] = {} if request.local is None else dict.fromkeys(request.local.tells, (p,))
     message = unpack(_record(content, MESSAGE, ArrayRecord), told, theta.dtype)
     for name, tensor in message.items():
         _check_size(name, tensor.norm(), limits.curvature)

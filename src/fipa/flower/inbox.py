@@ -120,10 +120,10 @@ def _lacks(content: RecordDict) -> bool:
 
 def _agree(post: Post) -> None:
     """Curvatures of one round must be of one form: those who differ from most are refused, not the round."""
-    summaries = {client: reply.update.sketch for client, reply in post.values.items() if isinstance(reply, Reply)}
-    forms = {client: summary.form() for client, summary in summaries.items() if summary is not None}
-    usual = Counter(forms.values()).most_common(1)
-    for client, form in forms.items():
-        if form != usual[0][0]:
+    sent = {client: reply.update.sketch for client, reply in post.values.items() if isinstance(reply, Reply)}
+    summaries = {client: summary for client, summary in sent.items() if summary is not None}
+    usual = Counter(summary.form() for summary in summaries.values()).most_common(1)
+    for client, summary in summaries.items():
+        if summary.form() != usual[0][0]:
             del post.values[client]
-            post.refused[client] = f"has {summaries[client].unlike}"
+            post.refused[client] = f"has {summary.unlike}"

@@ -60,7 +60,7 @@ class _Sum:
     def __init__(self, transport: MaskedTransport, ask: Ask, order: Order) -> None:
         self._transport, self._ask, self._order = transport, ask, order
         self._refused: dict[int | str, str] = {}
-        self._traffic = {"uplink": 0, "downlink": 0, "messages": 0}
+        self._traffic: dict[str, Any] = {"uplink": 0, "downlink": 0, "messages": 0}
 
     def answers(self) -> Answers:
         plan: Any = self._order.plan
@@ -83,22 +83,22 @@ class _Sum:
         transport, kind = self._transport, f"{MessageType.QUERY}.{MASKED}"
         requests, messages = server.requests(), dict[int, tuple[Request, Message]]()
         trains = server.phase == "masked"
-        for client, request in requests.items():
+        for client, content in requests.items():
             if trains:
                 messages[client] = transport.message(self._ask, client)
-                messages[client][1].content[SECURE] = wrap(request)[SECURE]
+                messages[client][1].content[SECURE] = wrap(content)[SECURE]
             else:
                 header = Request(MASKED, self._ask.round_number, client)
-                message = Message(wrap(request), dst_node_id=transport.node(client), message_type=kind)
+                message = Message(wrap(content), dst_node_id=transport.node(client), message_type=kind)
                 messages[client] = header, message
         ids = transport.send(messages)
         self._traffic["downlink"] += sum(transport.size(message) for _, message in messages.values())
         self._traffic["messages"] += len(messages)
         replies = collect(transport.grid, ids, _Threshold(transport.patience, server.threshold))
-        for request, content in transport.inbox.matched(replies, self._refused):
+        for request, answer in transport.inbox.matched(replies, self._refused):
             self._traffic["messages"] += 1
             with reading(request.client, self._refused):
-                server.receive(request.client, unwrap(content, server.length if trains else None))
+                server.receive(request.client, unwrap(answer, server.length if trains else None))
         transport.inbox.forget(self._ask.round_number + 10**9)  # nobody waits for what is masked
 
 

@@ -36,7 +36,7 @@ def answered(message: Message, context: Context, site_of: SiteOf) -> Message:
     """The reply to a question, from this node's own data."""
     request, content = Request.of(message.content), message.content
     try:
-        config = content.config_records.get("config", {})
+        config: Mapping[str, Any] = content.config_records.get("config", {})
         site = site_of(context, request, _frame(request, content, context), config)
     except Lacking:
         return Message(RecordDict({KEY: ConfigRecord({NEEDS: "frame"})}), reply_to=message)

@@ -133,8 +133,10 @@ def question_of(request: Request, content: RecordDict, layout: Layout, like: Ten
         both = unpack(arrays, {"theta": shape, "direction": shape}, like.dtype)
         return Bend(both["theta"], both["direction"])
     theta = unpack(arrays, {"theta": shape}, like.dtype)["theta"]
-    if kind is not Order:
-        return kind(theta)
+    if kind is Gradient:
+        return Gradient(theta)
+    if kind is Loss:
+        return Loss(theta)
     order, shared = request.order, content.array_records.get(SHARED)
     rank, steps = order["adaptive_rank"], order["adaptive_steps"]
     return Order(

@@ -88,9 +88,17 @@ class Roster:
 class Waits(Protocol):
     """How long to wait for replies: see `fipa.flower.transport.Patience`."""
 
-    deadline: float | None
-    grace: float
-    timeout: float
+    @property
+    def deadline(self) -> float | None:
+        """Seconds after which enough answers are enough."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds that the others have from there on."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which nobody waits any longer."""
 
     def enough(self, answered: int, asked: int) -> bool:
         """Whether so many answers are a quorum."""

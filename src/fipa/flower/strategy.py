@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
 
 import fipa
-from fipa.aggregation.rule import Rule
+from fipa.aggregation.rule import Rule, plan_for
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan
@@ -28,7 +28,7 @@ from fipa.federation.coordinator import Coordinator, State, means
 from fipa.federation.engine import carry
 from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
-from fipa.federation.stage import Stage, plan_for
+from fipa.federation.stage import Stage
 from fipa.flower.answer import Limits, finite_numbers
 from fipa.flower.codec import Precision, check_precision
 from fipa.flower.roster import Roster, collect, post
