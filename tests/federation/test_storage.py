@@ -270,7 +270,7 @@ def test_killed_in_the_middle_of_the_checkpoint(tmp_path: Path, monkeypatch: pyt
         path.write_bytes(b"half of it")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fipa.federation.storage.torch.save", killed)
+    monkeypatch.setattr("fipa.federation.checkpoint.torch.save", killed)
     with pytest.raises(KeyboardInterrupt):
         folder.save(state_at(3), RoundRecord(3), "running")
     state, history, *_ = folder.load()
@@ -283,7 +283,7 @@ def test_history_is_written_before_the_checkpoint(tmp_path: Path, monkeypatch: p
     seen = []
     original = torch.save
     monkeypatch.setattr(
-        "fipa.federation.storage.torch.save",
+        "fipa.federation.checkpoint.torch.save",
         lambda *args: (seen.append(len(folder.history.read_text().splitlines())), original(*args)),
     )
     folder.save(state_at(2), RoundRecord(2), "running")

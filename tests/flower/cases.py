@@ -69,6 +69,11 @@ def tensors(record: ArrayRecord) -> dict[str, Tensor]:
     return dict(record.to_torch_state_dict())
 
 
+def refusals(strategy: fipa.flower.FIPA) -> list[str]:
+    """Why answers were not used."""
+    return [event["text"] for event in strategy.events if event["text"].startswith("refused")]
+
+
 def same(a: ArrayRecord, b: ArrayRecord) -> bool:
     a, b = tensors(a), tensors(b)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fipa.errors import FipaError
 from fipa.flower.local import FIRST, LocalGrid
-from fipa.flower.roster import Roster, exchange
+from fipa.flower.roster import Roster, collect, post
+from fipa.flower.transport import Patience
 from flower.cases import app
 
 
@@ -69,14 +71,28 @@ def test_nodes_that_say_nonsense_are_left_out(partition: Any) -> None:
     assert list(Roster().present(Odd(app(), 3), 2)) == [1, 2]
 
 
-def test_an_exchange_ends_with_all_replies_with_enough_or_with_patience() -> None:
-    def messages() -> list[Message]:
-        return [Message(RecordDict(), dst_node_id=FIRST + k, message_type="query.fipa") for k in range(3)]
+def exchange(grid: LocalGrid, patience: Patience) -> tuple[list[Message], list[str]]:
+    messages = [Message(RecordDict(), dst_node_id=FIRST + k, message_type="query.fipa_who") for k in range(3)]
+    ids = post(grid, messages)
+    return collect(grid, ids, patience), ids
 
-    begun = time.monotonic()
-    replies, ids = exchange(LocalGrid(app(), 3), messages(), lambda replies: False, None, 60)
+
+def test_an_exchange_ends_with_all_replies_with_enough_or_with_patience() -> None:
+    replies, ids = exchange(LocalGrid(app(), 3), Patience(timeout=600))
     assert [reply.metadata.reply_to_message_id for reply in replies] == ids
     silent = LocalGrid(app(), 3, lambda message, k: None if k == 2 else 0)
-    assert len(exchange(silent, messages(), lambda replies: len(replies) >= 2, 0.0, 60)[0]) == 2
-    assert len(exchange(silent, messages(), lambda replies: False, 0.0, 0.3)[0]) == 2
-    assert time.monotonic() - begun < 20
+    assert len(exchange(silent, Patience(0.0, quorum=0.6, grace=0.0, timeout=600))[0]) == 2
+    assert len(exchange(silent, Patience(0.0, quorum=1.0, grace=0.0, timeout=0.3))[0]) == 2
+
+
+@pytest.mark.parametrize(("grace", "expected"), [(0.0, 2), (600.0, 3)])
+def test_the_others_have_a_grace_when_the_quorum_is_there(grace: float, expected: int) -> None:
+    """The third answers two looks later than the second, with which the quorum is met after the deadline."""
+    grid = LocalGrid(app(), 3, lambda message, k: 2 * k)
+    assert len(exchange(grid, Patience(0.0, quorum=0.6, grace=grace, timeout=600))[0]) == expected
+
+
+@pytest.mark.parametrize("settings", [{"quorum": 0.0}, {"quorum": 1.5}, {"deadline": -5}, {"grace": -1}, {"timeout": -1}])
+def test_bad_patience(settings: dict[str, float]) -> None:
+    with pytest.raises(FipaError, match=next(iter(settings))):
+        Patience(**settings)

@@ -12,11 +12,13 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import nn
 
 import fipa
+from fipa.curvature.registry import kind_of
 from fipa.curvature.sketch import SketchPlan
 from fipa.errors import FipaError
 from fipa.flower import FIPA, client
 from fipa.flower.local import LocalGrid
-from flower.cases import app, data, initial, network, same, tensors, train
+from fipa.flower.request import Request
+from flower.cases import app, data, initial, network, refusals, same, tensors, train
 
 QUIET = {"fraction_evaluate": 0.0}
 
@@ -74,7 +76,7 @@ def test_fedavg_agrees_with_flowers_own() -> None:
 def test_other_curvatures_travel(rule: Any) -> None:
     strategy = FIPA(rule, **QUIET)
     result = strategy.start(LocalGrid(app(), 3), initial(), 2)
-    assert not strategy.inbox.events
+    assert not strategy.events
     assert not same(result.arrays, initial())
 
 
@@ -94,7 +96,7 @@ def test_warm_up_then_fipa_with_another_learning_rate() -> None:
 
     def delay(message: Message, partition: int) -> int:
         if "config" in message.content:
-            seen.append((message.content["config"]["lr-scale"], message.content["fipa"]["curvature"]))
+            seen.append((message.content["config"]["lr-scale"], kind_of(Request.of(message.content).plan)))
         return 0
 
     FIPA(warmup_rounds=2, lr_scale=0.1, **QUIET).start(LocalGrid(app(), 2, delay), initial(), 4)
@@ -118,7 +120,7 @@ def test_frozen_parameters_are_named() -> None:
     strategy = FIPA(**QUIET)
     result = strategy.start(LocalGrid(app(frozen), 2), initial(), 1)
     assert same(result.arrays, initial())
-    assert "'0.weight', which is frozen here: give FIPA(params=...)" in strategy.inbox.events[0]["what"]
+    assert "'0.weight', which is frozen here: give FIPA(params=...)" in strategy.events[0]["text"]
 
 
 def test_statistics_of_batchnorm_are_averaged() -> None:
@@ -159,7 +161,7 @@ def test_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FipaError, match="was written with seed = 1, now it is 2"):
         FIPA(**settings | {"seed": 2}, checkpoint=file).start(LocalGrid(app(), 4), initial(), 5)
     torch.save({"weights": torch.ones(3)}, file)
-    with pytest.raises(FipaError, match="is no checkpoint of FIPA"):
+    with pytest.raises(FipaError, match="is no checkpoint of FIPA: delete it"):
         FIPA(**settings, checkpoint=file).start(LocalGrid(app(), 4), initial(), 5)
     file.write_bytes(b"no checkpoint")
     with pytest.raises(FipaError, match="cannot be read: delete it"):
@@ -167,7 +169,7 @@ def test_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_quorum_deadline_and_dropped_late_answers() -> None:
-    strategy = FIPA(fipa.FedAvg(), deadline=0.0, quorum=0.6, **QUIET)
+    strategy = FIPA(fipa.FedAvg(), deadline=0.0, grace=0.0, quorum=0.6, **QUIET)
     grid = LocalGrid(app(), 3, lambda message, k: None if k == 2 and "config" in message.content else 0)
     result = strategy.start(grid, initial(), 2)
     assert [result.train_metrics_clientapp[k]["clients"] for k in (1, 2)] == [2, 2]
@@ -176,11 +178,11 @@ def test_quorum_deadline_and_dropped_late_answers() -> None:
 
 
 def test_below_the_quorum_the_model_stays() -> None:
-    strategy = FIPA(fipa.FedAvg(), deadline=0.0, quorum=1.0, **QUIET)
+    strategy = FIPA(fipa.FedAvg(), deadline=0.0, grace=0.0, quorum=1.0, **QUIET)
     grid = LocalGrid(app(), 3, lambda message, k: None if k == 2 and "config" in message.content else 0)
     result = strategy.start(grid, initial(), 1, timeout=0.2)
     assert same(result.arrays, initial())
-    assert "2 of 3 clients answered, fewer than the quorum" in strategy.inbox.events[-1]["what"]
+    assert "2 of 3 clients answered, fewer than the quorum" in strategy.events[-1]["text"]
 
 
 @pytest.mark.parametrize("late", [0.5, None])
@@ -192,7 +194,7 @@ def test_late_answers_are_used_with_a_discount_or_not_at_all(late: float | None)
         lost = k == 2 and "config" in message.content and message.content["config"]["server-round"] == 2
         return None if lost else delay(message, k)
 
-    strategy = FIPA(fipa.FIPA(damping=0.1), plan=SketchPlan(rank=10), deadline=0.0, late=late, **QUIET)
+    strategy = FIPA(fipa.FIPA(damping=0.1), plan=SketchPlan(rank=10), deadline=0.0, grace=0.0, late=late, **QUIET)
     result = strategy.start(LocalGrid(app(), 3, second_round_without_client_2), initial(), 2)
     assert result.train_metrics_clientapp[2]["late"] == (1 if late else 0)
     theta = fipa.parameters_of(network())
@@ -226,8 +228,8 @@ def test_a_crash_of_a_client_is_an_event() -> None:
     strategy = FIPA(**QUIET)
     result = strategy.start(LocalGrid(crashing, 2), initial(), 1)
     assert same(result.arrays, initial())
-    assert sum(strategy.inbox.refused.values()) == 2
-    assert "out of memory" in strategy.inbox.events[0]["what"]
+    assert len(refusals(strategy)) == 2
+    assert "out of memory" in strategy.events[0]["text"]
 
 
 def test_clients_that_do_not_say_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +274,7 @@ def test_late_answers_do_not_make_a_quorum() -> None:
         late = {(1, 3): 1, (2, 2): 3, (2, 3): None}
         return late.get((when(message), k), 0)
 
-    strategy = FIPA(fipa.FedAvg(), deadline=0.0, quorum=0.75, late=0.5, **QUIET)
+    strategy = FIPA(fipa.FedAvg(), deadline=0.0, grace=0.0, quorum=0.75, late=0.5, **QUIET)
     result = strategy.start(LocalGrid(app(), 4, delay), initial(), 2)
     assert [result.train_metrics_clientapp[k]["clients"] for k in (1, 2)] == [3, 3]
     assert result.train_metrics_clientapp[2]["late"] == 1
@@ -282,11 +284,11 @@ def test_late_answers_wait_for_a_round_with_a_quorum() -> None:
     def delay(message: Message, k: int) -> int | None:
         return {(1, 2): 1, (2, 1): None, (2, 2): None, (3, 2): None}.get((when(message), k), 0)
 
-    strategy = FIPA(fipa.FedAvg(), deadline=0.0, quorum=0.6, late=0.5, **QUIET)
+    strategy = FIPA(fipa.FedAvg(), deadline=0.0, grace=0.0, quorum=0.6, late=0.5, **QUIET)
     result = strategy.start(LocalGrid(app(), 3, delay), initial(), 3, timeout=0.3)
     metrics = result.train_metrics_clientapp
     assert [metrics[k]["late"] for k in (1, 2, 3)] == [0, 0, 1]
-    assert strategy.inbox.events[-1]["what"] == "late by 2 rounds: used with weight x 0.5^2"
+    assert strategy.events[-1]["text"] == "late by 2: used with weight x 0.25"
     assert metrics[2]["uplink-bytes"] == metrics[1]["uplink-bytes"] == 2 * 4 * 43  # the late one travels, too
 
 
@@ -294,10 +296,10 @@ def test_late_answers_of_the_warm_up_are_not_used_after_it() -> None:
     def delay(message: Message, k: int) -> int | None:
         return {(1, 2): 1, (2, 2): None}.get((when(message), k), 0)
 
-    strategy = FIPA(fipa.FedAvg(), warmup_rounds=1, deadline=0.0, late=0.5, **QUIET)
+    strategy = FIPA(fipa.FedAvg(), warmup_rounds=1, deadline=0.0, grace=0.0, late=0.5, **QUIET)
     result = strategy.start(LocalGrid(app(), 3, delay), initial(), 2)
     assert result.train_metrics_clientapp[2]["late"] == 0
-    assert "late by 1 rounds: not used" in [event["what"] for event in strategy.inbox.events]
+    assert "its late answer belongs to the last stage: not used" in [event["text"] for event in strategy.events]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_forged_evaluations_are_refused(numbers: dict[str, Any]) -> None:
     strategy = FIPA(fipa.FedAvg())
     result = strategy.start(Forged(app(), 3), initial(), 1)
     assert 0 <= result.evaluate_metrics_clientapp[1]["accuracy"] <= 1
-    assert sum(strategy.inbox.refused.values()) == 1
+    assert len(refusals(strategy)) == 1
 
 
 def test_numbers_that_are_no_numbers_are_left_out_of_means() -> None:
@@ -345,7 +347,7 @@ def test_other_buffers_stay_with_the_clients() -> None:
 
     strategy = FIPA(params="0.*", **QUIET)
     result = strategy.start(LocalGrid(app(Scaled), 2), initial(Scaled), 1)
-    assert not strategy.inbox.refused
+    assert not refusals(strategy)
     assert not same(result.arrays, initial(Scaled))
 
 
