@@ -15,6 +15,8 @@ from fipa.config.kinds import LOCAL_RULES, RULES, SPECS
 from fipa.config.load import OWN_PROBLEM, load, names, tomllib, validate
 from fipa.config.schema import Experiment, dump, resolved
 from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.covariance import CovariancePlan
+from fipa.curvature.diagonal import DiagonalPlan
 from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.curvature.sketch import SketchPlan
 from fipa.errors import FipaError
@@ -164,6 +166,32 @@ def test_ranks(written: str, rank: Any) -> None:
 def test_width_is_of_the_additive_rule() -> None:
     (arm,) = with_arm('rule = { name = "additive-fipa" }\nsketch = { width = 9 }').build(True)
     assert arm.stages[0].plan == AdditivePlan(9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sketch", "reason"),
+    [
+        (
+            "additive-fipa",
+            "{ rank = 3, solver = 'exact' }",
+            "no sketch.rank, solver; it takes width, max_examples, ",
+        ),
+        ("private-additive-fipa", "{ threshold = 0.1 }", "no sketch.threshold; it takes width"),
+        ("fipa", "{ width = 3 }", "fipa takes no sketch.width; it takes rank"),
+        ("diagonal-fisher", "{ width = 3 }", "no sketch.width; it takes max_examples, sampled_labels"),
+        ("foof", "{ width = 3 }", "foof takes no sketch.width"),
+        ("fedavg", "{ width = 3 }", "fedavg takes no sketch.width"),
+    ],
+)
+def test_settings_of_another_curvature_are_errors_that_name_them(rule: str, sketch: str, reason: str) -> None:
+    with pytest.raises(FipaError, match=reason):
+        with_arm(f'rule = {{ name = "{rule}" }}\nsketch = {sketch}')
+
+
+@pytest.mark.parametrize(("rule", "plan"), [("diagonal-fisher", DiagonalPlan(9)), ("foof", CovariancePlan())])
+def test_what_defaults_say_of_eigen_sketches_passes_by(rule: str, plan: Any) -> None:
+    (arm,) = with_arm(f'rule = {{ name = "{rule}" }}\nsketch = {{ rank = 3, max_examples = 9 }}').build(True)
+    assert arm.stages[0].plan == plan
 
 
 @pytest.mark.parametrize("sketch", ["{ rank = 3, max_rank = 2 }", "{ max_rank = 2 }"])
