@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation.cases import alike
 from tiny import FIT, OWN_PROBLEM, TWO_ARMS, numbers, write
 from tiny import fipa as command
 
@@ -83,7 +84,7 @@ def test_a_report_is_written_when_asked_for(done: fipa.Results) -> None:
     assert not (done.directory / "report.html").exists()
     page = done.report()
     assert page == done.directory / "report.html"
-    assert "Gauss" not in page.read_text("utf-8") or page.stat().st_size > 10**6
+    assert page.read_text("utf-8").count("mean of the last 10 models") > 0
     assert list((done.directory / "figures").glob("*.png"))
     again = fipa.Results.load(done.directory)
     assert np.array_equal(again.metric("A"), done.metric("A"))
@@ -139,7 +140,7 @@ def test_a_problem_itself_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_workers_take_problems_that_can_be_sent(tmp_path: Path) -> None:
-    one, two = (quietly(problem, arms=["FIPA"], rounds=2, workers=n, out=tmp_path / str(n)) for n in (1, 2))
+    one, two = (quietly(alike, arms=["FIPA"], rounds=2, workers=n, out=tmp_path / str(n)) for n in (1, 2))
     assert np.array_equal(one.metric("FIPA"), two.metric("FIPA"))
 
 
@@ -210,7 +211,7 @@ def test_the_command_names_an_extra_only_if_it_is_missing(module: str, named: bo
 def test_a_module_that_lacks_a_name_is_no_missing_extra() -> None:
     assert missing(ImportError("cannot import name 'x' from 'typer'", name="typer"), "cli") is None
     assert missing(ModuleNotFoundError(name="numpy"), "cli") is None
-    assert missing(ModuleNotFoundError(name="rich.console"), "cli") == "needs rich.console: pip install 'fipa[cli]'"
+    assert missing(ModuleNotFoundError(name="rich.console"), "cli") == "needs rich: pip install 'fipa[cli]'"
 
 
 def test_extras_are_those_of_the_package() -> None:

@@ -42,6 +42,7 @@ EXTRAS = {
 
 def missing(error: ImportError, extra: str) -> str | None:
     """What to install if a module of this extra is missing; None for any other failure to import."""
-    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] not in EXTRAS[extra]:
+    module = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or module not in EXTRAS[extra]:
         return None
-    return f"needs {error.name}: pip install 'fipa[{extra}]'"
+    return f"needs {module}: pip install 'fipa[{extra}]'"
