@@ -22,6 +22,13 @@ from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, Fed
 from fipa.aggregation.update import ClientUpdate
 from fipa.api import run
 from fipa.clients.client import Client
+from fipa.clients.descent import SGD, Adam
+from fipa.clients.fedrcl import FedRCL
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.moon import Moon
+from fipa.clients.registry import register as register_local_rule
+from fipa.clients.rule import LocalRule
+from fipa.clients.scaffold import Scaffold
 from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, additive_statistics, pool, random_test_matrix
 from fipa.curvature.covariance import CovariancePlan, InputCovariance, input_covariance
 from fipa.curvature.diagonal import DiagonalCurvature, DiagonalPlan, diagonal_fisher
@@ -31,7 +38,14 @@ from fipa.curvature.sketch import Sketch, SketchPlan, sketch
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.curvature.terms import Residual
 from fipa.errors import Diverged, FipaError, LayoutError, RankWarning, SketchError, UpdateError
+from fipa.federation.arm import Arm
+from fipa.federation.control import StepControl
+from fipa.federation.engine import Federation
+from fipa.federation.executor import Executor
+from fipa.federation.participation import Faults, Participation
 from fipa.federation.problem import Curves, Maps, Problem
+from fipa.federation.record import RoundRecord
+from fipa.federation.stage import Stage
 from fipa.layout import Layout, parameters_of
 from fipa.results import Results
 
@@ -40,9 +54,12 @@ __version__ = "0.5.0"
 __all__ = [
     "FIPA",
     "FOOF",
+    "SGD",
+    "Adam",
     "AdditiveFIPA",
     "AdditivePlan",
     "AdditiveStatistics",
+    "Arm",
     "Client",
     "ClientUpdate",
     "Cohort",
@@ -56,18 +73,26 @@ __all__ = [
     "DiagonalFisher",
     "DiagonalPlan",
     "Diverged",
+    "Executor",
+    "Faults",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedRCL",
     "FedVARP",
     "FedYogi",
+    "Federation",
     "FipaError",
+    "GaussNewton",
     "InputCovariance",
     "Layout",
     "LayoutError",
+    "LocalRule",
     "Maps",
+    "Moon",
     "Occasion",
+    "Participation",
     "PrivateAdditiveFIPA",
     "PrivateFedAvg",
     "Problem",
@@ -76,11 +101,15 @@ __all__ = [
     "Residual",
     "Result",
     "Results",
+    "RoundRecord",
     "Rule",
+    "Scaffold",
     "Sketch",
     "SketchError",
     "SketchPlan",
+    "Stage",
     "Step",
+    "StepControl",
     "TraceShare",
     "UpdateError",
     "additive_statistics",
@@ -93,6 +122,7 @@ __all__ = [
     "pool",
     "random_test_matrix",
     "register_curvature",
+    "register_local_rule",
     "run",
     "sketch",
 ]

@@ -64,7 +64,8 @@ def test_accelerated_step_equals_the_dense_one(floor: float) -> None:
     assert record["trials"] == 1
     torch.testing.assert_close(state.theta, theta + v + a, rtol=0, atol=1e-7)
     assert record["step_length"] == pytest.approx(float((v + a).norm()), abs=1e-7)
-    # up: loss, update, 2 eigenpairs, then a loss and a bend per client; down: model, model and step, and the proposed model
+    # up: loss, update, 2 eigenpairs, then a loss and a bend per client
+    # down: the model, model and step, and the proposed model
     assert record["downlink_bytes"] == 2 * 4 * 16
     plain = run(Arm("arm", (stage(rule, local, 1, SketchPlan(rank=None), control=StepControl(initial=0.3)),)), curved)
     assert record["uplink_bytes"] - plain[0][1]["uplink_bytes"] == 2 * 16

@@ -23,8 +23,8 @@ from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.covariance import CovariancePlan
 from fipa.curvature.diagonal import DiagonalPlan
 from fipa.curvature.sketch import SketchPlan
-from fipa.flower import FIPA, Limits, PayloadError
 from fipa.federation.messages import Bend, Gradient, Loss, Order
+from fipa.flower import FIPA, Limits, PayloadError
 from fipa.flower.answer import Expected, decode, encode_value
 from fipa.flower.codec import nbytes
 from fipa.flower.local import FIRST, LocalGrid

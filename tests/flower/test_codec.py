@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fipa.errors import FipaError
-from fipa.flower.codec import PayloadError, check_precision, nbytes, pack, unpack
+from fipa.flower.codec import PayloadError, check_precision, nbytes, pack, tensors_in, unpack
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -20,12 +20,13 @@ def rng(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_exact_and_in_the_same_memory_order(dtype: torch.dtype, by_columns: bool) -> None:
+def test_exact_and_in_the_one_form_of_memory(dtype: torch.dtype, by_columns: bool) -> None:
     matrix = torch.randn(5, 3, generator=rng(), dtype=dtype)
     matrix = matrix.T.contiguous().T if by_columns else matrix
     tensors = unpack(pack({"m": matrix, "v": matrix[0]}), {"m": (5, None), "v": (3,)}, dtype)
     assert torch.equal(tensors["m"], matrix)
-    assert tensors["m"].stride() == matrix.stride()
+    assert tensors["m"].stride() == (3, 1)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
     assert torch.equal(tensors["v"], matrix[0])
 
 
@@ -49,12 +50,24 @@ def test_a_column_of_zeros() -> None:
 
 def test_what_cannot_be_sent_or_read() -> None:
     with pytest.raises(FipaError, match="cannot be sent"):
-        pack({"n": torch.ones(3, dtype=torch.int64)})
+        pack({"n": torch.ones(3, dtype=torch.complex64)})
+    with pytest.raises(PayloadError, match="in the format"):  # part of a model, never of an answer
+        unpack(pack({"n": torch.ones(3, dtype=torch.int64)}), {"n": (3,)}, torch.float32)
     with pytest.raises(FipaError, match="unknown precision 'int4'"):
         check_precision("int4")
     scales = ArrayRecord({**pack({"m": torch.ones(4, 2)}, "int8"), "m.scale": Array("int8", (3,), "fipa.rows", b"abc")})
     with pytest.raises(PayloadError, match=r"m\.scale"):
         unpack(scales, {"m": (4, 2)}, torch.float32)
+
+
+def test_parts_of_a_model_come_back_as_they_were() -> None:
+    parts = {
+        "weight": torch.randn(3, 2, generator=rng()), "half": torch.ones(2, dtype=torch.bfloat16),
+        "batches": torch.tensor(7), "mask": torch.tensor([True, False]), "none": torch.zeros(0),
+    }  # fmt: skip
+    back = tensors_in(pack(parts))
+    assert list(back) == list(parts)
+    assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in parts.items())
 
 
 def test_one_large_entry_does_not_round_the_others_away() -> None:

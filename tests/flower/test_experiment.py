@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from torch import Tensor
 
 from fipa.config.load import load
@@ -16,64 +18,136 @@ from fipa.federation.executor import Executor
 from fipa.federation.parameters import load_theta, save_theta
 from fipa.flower.experiment import client_app, run
 from fipa.flower.local import LocalGrid
+from fipa.flower.request import Request
 
 DEMO = ["engine.group=1", "rounds=3"]
-DIGITS = ["engine.group=1", "rounds=2", "warmup.rounds=2"]
+DIGITS = ["engine.group=1", "rounds=2", "warmup.rounds=2", "problem.clients=4", "problem.samples=40"]
+SOME = ["arms.*.participation.count=2", "arms.*.participation.kind=uniform", "warmup.participation.count=2",
+        "warmup.participation.kind=uniform"]  # fmt: skip
+HEAD = ["arms.FIPA controlled.params=9.*"]
+PDE = ["engine.group=1", "rounds=2", "problem.points={interior=40, test=32}"]
 
 
-def engine(name: str, arm_name: str, overrides: list[str], folder: Path) -> Tensor:
-    """The arm as `fipa run` computes it, after its warm-up."""
+def engine(name: str, arm_name: str, overrides: list[str], folder: Path) -> tuple[Tensor, list[dict[str, Any]]]:
+    """The arm as `fipa run` computes it, after its warm-up: whole models, and records."""
     experiment = load(name, overrides)[1]
     with Executor(experiment.factory()) as executor:
-        least_squares = experiment.factory()(0).least_squares
-        arm = next(arm for arm in experiment.build(least_squares) if arm.name == arm_name)
-        warmup = experiment.build_warmup(least_squares)
+        problem = experiment.factory()(0)
+        arm = next(arm for arm in experiment.build(problem.least_squares) if arm.name == arm_name)
+        warmup = experiment.build_warmup(problem.least_squares)
         if warmup is not None:
             start = folder / "start.safetensors"
-            save_theta(start, _last(Federation(warmup, 0, executor)))
-            arm = arm.__class__(**{**vars(arm), "start": str(start)})
-        return _last(Federation(arm, 0, executor))
+            save_theta(start, _last(Federation(warmup, 0, executor))[0])
+            arm = replace(arm, start=str(start))
+        theta, records = _last(Federation(arm, 0, executor))
+        if arm.params is not None:
+            problem.load(load_theta(str(arm.start)))
+            names = [name for name, _ in problem.model.named_parameters() if name.startswith("9.")]
+            params = dict(problem.model.named_parameters())
+            with torch.no_grad():
+                for name, piece in zip(names, theta.split([params[n].numel() for n in names]), strict=True):
+                    params[name].copy_(piece.reshape(params[name].shape))
+            theta = problem.theta()
+    return theta, records
 
 
-def _last(federation: Federation) -> Tensor:
-    *_, (state, _) = federation.rounds(federation.start())
-    return state.theta
+def _last(federation: Federation) -> tuple[Tensor, list[dict[str, Any]]]:
+    rounds = list(federation.rounds(federation.start()))
+    return rounds[-1][0].theta, [record.plain() for _, record in rounds]
 
 
-@pytest.mark.parametrize(
-    ("name", "arm", "overrides", "clients"),
-    [
-        ("demo", "FIPA (paper's rule)", DEMO, 2),
-        ("demo", "FIPA completed", DEMO, 2),  # its damping falls from round to round
-        ("demo", "FedAvg (server step 2)", DEMO, 2),
-        ("digits", "FIPA (paper)", DIGITS, 20),
-        ("digits", "FIPA additive", DIGITS, 20),
-        ("digits", "FedAdam", [*DIGITS, "arms.*.participation.count=5", "arms.*.participation.kind=uniform",
-                               "warmup.participation.count=5", "warmup.participation.kind=uniform"], 20),
-    ],
-)  # fmt: skip
-def test_engine_and_flower_agree_to_the_last_bit(
-    name: str, arm: str, overrides: list[str], clients: int, tmp_path: Path
-) -> None:
+ARMS = {
+    "paper's rule": ("demo", "FIPA (paper's rule)", DEMO, 2),
+    "falling damping": ("demo", "FIPA completed", DEMO, 2),
+    "step control": ("demo", "FIPA controlled", DEMO, 2),
+    "best step of a round": ("digits", "FIPA controlled", DIGITS, 4),
+    "head only": ("digits", "FIPA controlled", [*DIGITS, *HEAD], 4),
+    "scaffold": ("digits", "SCAFFOLD", [*DIGITS, "rounds=3", *SOME], 4),
+    "moon": ("digits", "MOON", [*DIGITS, "rounds=3", *SOME], 4),
+    "sums": ("digits", "FIPA additive", DIGITS, 4),
+    "a rule with a state": ("digits", "FedAdam", [*DIGITS, *SOME], 4),
+    "adaptive": ("fit-adaptive", "FIPA adaptive (paper)", ["engine.group=1", "rounds=3"], 2),
+    "acceleration": ("poisson-1d", "FIPA accelerated, low rank", PDE, 2),
+}
+
+
+@pytest.mark.parametrize("case", ARMS)
+def test_engine_and_flower_agree_to_the_last_bit(case: str, tmp_path: Path) -> None:
+    name, arm, overrides, clients = ARMS[case]
     theta, result = run(LocalGrid(client_app(), clients), name, arm, overrides, output=tmp_path / "theta.safetensors")
-    assert torch.equal(theta, engine(name, arm, overrides, tmp_path))
+    expected, records = engine(name, arm, overrides, tmp_path)
+    assert torch.equal(theta, expected)
     assert torch.equal(theta, load_theta(tmp_path / "theta.safetensors"))
-    assert "metric" in result.evaluate_metrics_serverapp[0]
+    for record in records:  # the same story, and the same bill
+        told = result.train_metrics_clientapp[record["round"]]
+        assert told["loss"] == record["loss"]
+        assert (told["trials"], told["trips"], told["messages"]) == tuple(
+            record[key] for key in ("trials", "trips", "messages")
+        )
+        assert told["uplink-bytes"] == record["uplink_bytes"]
+        if case != "head only":  # the frozen part goes down once
+            assert told["downlink-bytes"] == record["downlink_bytes"]
+        assert result.evaluate_metrics_serverapp[record["round"]]["metric"] == record["metric"]
+
+
+def test_a_frozen_part_is_sent_once_and_only_if_it_is_not_there(tmp_path: Path) -> None:
+    name, arm, overrides, clients = ARMS["head only"]
+    frames: list[tuple[int, int]] = []
+
+    def watch(message: Message, k: int) -> int:
+        if "frame" in message.content:
+            frames.append((Request.of(message.content).round_number, k))
+        return 0
+
+    grid = LocalGrid(client_app(), clients, watch)
+    run(grid, name, arm, overrides)
+    assert frames == [(3, 0), (3, 1), (3, 2), (3, 3)]  # the first round after the warm-up
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("case", ["best step of a round", "scaffold", "moon", "adaptive", "head only"])
+def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_path: Path) -> None:
+    """Its clients have trained, and remember the round that never was."""
+    name, arm, overrides, clients = ARMS[case]
+    expected, _ = run(LocalGrid(client_app(), clients), name, arm, overrides)
+    last = max(load(name, overrides)[1].warmup.rounds if case != "adaptive" else 0, 0) + 2
+    lives = [0]
+
+    def kill(message: Message, k: int) -> int:
+        if "fipa" in message.content and "request" in message.content["fipa"] and lives[0] == 0:
+            request = Request.of(message.content)
+            judged = {"best step of a round": "losses", "head only": "losses"}.get(case, "work")
+            if request.round_number == last and request.method == judged and k > 0:
+                raise Killed
+        return 0
+
+    grid = LocalGrid(client_app(), clients, kill)
+    with pytest.raises(Killed):
+        run(grid, name, arm, overrides, checkpoint=tmp_path / "state.pt")
+    lives[0] = 1
+    theta, _ = run(grid, name, arm, overrides, checkpoint=tmp_path / "state.pt")
+    assert torch.equal(theta, expected)
 
 
 @pytest.mark.parametrize(
     ("name", "arm", "reason"),
     [
-        ("demo", "FIPA controlled", "step_control asks clients again"),
         ("demo", "FIPA", "there is no arm 'FIPA'"),
-        ("digits", "SCAFFOLD", "remember things"),
-        ("fit-adaptive", None, "adaptive rank asks clients for gradients"),
+        ("fit-gauss-newton", "centralised GN", "it has no clients"),
+        ("stragglers", None, "its faults are simulated"),
     ],
 )
-def test_arms_that_do_not_run_on_flower(name: str, arm: str | None, reason: str) -> None:
-    overrides: list[Any] = []
+def test_arms_that_have_no_meaning_on_flower(name: str, arm: str | None, reason: str) -> None:
     if arm is None:
-        experiment = load(name)[1]
-        arm = next(a.name for a in experiment.arms if a.sketch is not None and a.sketch.adaptive is not None)
+        arm = next(a.name for a in load(name)[1].arms if a.faults.late)
     with pytest.raises(FipaError, match=reason):
-        run(LocalGrid(client_app(), 2), name, arm, overrides)
+        run(LocalGrid(client_app(), 2), name, arm)
+
+
+def test_draws_by_example_counts_have_no_meaning_on_flower() -> None:
+    weighted = ["arms.*.participation.kind=weighted", "arms.*.participation.count=1"]
+    with pytest.raises(FipaError, match="drawn by their examples"):
+        run(LocalGrid(client_app(), 2), "demo", "FIPA completed", weighted)

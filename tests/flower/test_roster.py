@@ -92,7 +92,9 @@ def test_the_others_have_a_grace_when_the_quorum_is_there(grace: float, expected
     assert len(exchange(grid, Patience(0.0, quorum=0.6, grace=grace, timeout=600))[0]) == expected
 
 
-@pytest.mark.parametrize("settings", [{"quorum": 0.0}, {"quorum": 1.5}, {"deadline": -5}, {"grace": -1}, {"timeout": -1}])
+@pytest.mark.parametrize(
+    "settings", [{"quorum": 0.0}, {"quorum": 1.5}, {"deadline": -5}, {"grace": -1}, {"timeout": -1}]
+)
 def test_bad_patience(settings: dict[str, float]) -> None:
     with pytest.raises(FipaError, match=next(iter(settings))):
         Patience(**settings)

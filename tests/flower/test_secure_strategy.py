@@ -46,7 +46,9 @@ def test_a_client_that_leaves(phase: str) -> None:
 
     strategy = SecureFIPA(RULE, deadline=0.0, grace=0.0, **SETTINGS)
     masked = strategy.start(LocalGrid(app(), 4, gone), initial(), 2)
-    plain = FIPA(RULE, fraction_evaluate=0.0, deadline=0.0, grace=0.0, **SETTINGS).start(LocalGrid(app(), 4, absent), initial(), 2)
+    plain = FIPA(RULE, fraction_evaluate=0.0, deadline=0.0, grace=0.0, **SETTINGS).start(
+        LocalGrid(app(), 4, absent), initial(), 2
+    )
     close(masked.arrays, plain.arrays)
     assert masked.train_metrics_clientapp[2]["clients"] == (4 if phase == "unmask" else 3)
 
@@ -93,8 +95,14 @@ def test_the_server_cannot_have_a_round_twice() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"warmup_rounds": 2}, {"late": 0.5}, {"precision": "int8"}, {"rule": fipa.FIPA()}, {"plan": SketchPlan()},
-        {"control": fipa.StepControl()}, {"local": fipa.Scaffold(steps=1)}, {"local": fipa.Moon(steps=1)},
+        {"warmup_rounds": 2},
+        {"late": 0.5},
+        {"precision": "int8"},
+        {"rule": fipa.FIPA()},
+        {"plan": SketchPlan()},
+        {"control": fipa.StepControl()},
+        {"local": fipa.Scaffold(steps=1)},
+        {"local": fipa.Moon(steps=1)},
     ],
 )
 def test_settings_that_need_single_clients(settings: dict[str, Any]) -> None:

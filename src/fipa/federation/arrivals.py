@@ -14,14 +14,18 @@ Say = Callable[[int | str | None, str], None]
 
 
 def arrivals(
-    arm: Arm, stage: Stage, k: int, waiting: Sequence[Late], answers: Answers, say: Say
+    arm: Arm, stage: Stage, k: int, since: int, waiting: Sequence[Late], answers: Answers, say: Say
 ) -> tuple[list[ClientUpdate], tuple[Late, ...]]:
     """The updates of round k, and the late answers that are still to come or to be used.
 
     Where too few answered, or steps are judged and nobody is there to do so, late answers wait for the next round.
+    Those to orders from before round `since`, in which the stage began, are of no use.
     """
     replies: Mapping[int, Reply] = answers.values
-    late = [*waiting, *answers.late]
+    late = [one for one in (*waiting, *answers.late) if one.sent >= since]
+    for one in (*waiting, *answers.late):
+        if one.sent < since:
+            say(one.update.client_id, "its late answer belongs to the last stage: not used")
     alike = arm.participation.kind == "weighted"
     updates = [replace(reply.update, weight=1.0) if alike else reply.update for reply in replies.values()]
     present: set[int | str | None] = {update.client_id for update in updates}

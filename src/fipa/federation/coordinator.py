@@ -124,7 +124,8 @@ class _Round:
         for client, reply in replies.items():
             for note in reply.notes:
                 self._say(client, note)
-        updates, late = arrivals(self.arm, self.stage, self.k, self.state.late, answers, self._say)
+        since = self.k - self.place
+        updates, late = arrivals(self.arm, self.stage, self.k, since, self.state.late, answers, self._say)
         outcome = Outcome(control_value=self.state.control_value)
         if not answers.enough:
             self._say(None, f"{len(replies)} of {len(clients)} clients answered, fewer than the quorum: {STAYS}")
@@ -137,12 +138,10 @@ class _Round:
         return self._next(outcome, replies, late), self._record(outcome, updates, replies)
 
     def _enter_stage(self) -> None:
-        """With another rule, what the last one remembered, and answers meant for it, are of no use."""
+        """With another rule, what the last one remembered is of no use."""
         if self.place > 0:
             return
-        for old in self.state.late:
-            self._say(old.update.client_id, "its late answer belongs to the last stage: not used")
-        self.state = replace(self.state, rule_state={}, control_value=None, late=())
+        self.state = replace(self.state, rule_state={}, control_value=None)
         local, first = self.stage.local, self.k == self.arm.after + 1
         if first or type(stage_at(self.arm.stages, self.k - 1 - self.arm.after)[0].local) is not type(local):
             shared = {} if local is None else local.start(self.state.theta)

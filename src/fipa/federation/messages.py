@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
-from fipa.curvature.additive import AdditiveStatistics
 from fipa.curvature.summary import CurvaturePlan as Plan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 
@@ -131,9 +130,8 @@ class Reply:
     @property
     def nbytes(self) -> int:
         """Uplink: update, curvature, loss (8 bytes) and the local rule's message. Memories stay with the client."""
-        curvature = self.update.sketch.nbytes if self.update.sketch is not None else 0
-        delta = None if isinstance(self.update.sketch, AdditiveStatistics) else self.update.delta  # it is in there
-        tensors = [t for t in (delta, *self.message.values()) if isinstance(t, Tensor)]
+        curvature = self.update.sketch.sent_bytes if self.update.sketch is not None else 0
+        tensors = [t for t in (self.update.delta, *self.message.values()) if isinstance(t, Tensor)]
         return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
 
 

@@ -16,7 +16,6 @@ from fipa.flower.masked import MASKED, SECURE, unwrap, wrap
 from fipa.flower.request import Request
 from fipa.flower.roster import collect
 from fipa.flower.secure import SecureAggregationError, SecureServer, unflatten, vector_length
-from fipa.flower.secure.messages import PHASES
 from fipa.flower.transport import FlowerTransport
 from fipa.randomness import seed_for
 
@@ -67,13 +66,13 @@ class _Sum:
         layout, theta = self._transport.cargo.layout, self._order.theta
         try:
             server = self._transport.server(self._ask, self._order)
-            for _ in PHASES:
+            while server.phase != "unmask":
                 self._phase(server)
             k, run = self._ask.round_number, self._transport.seed
             total = unflatten(server.total(), layout, plan.width, seed_for(run, "test matrix", k), theta.dtype)
         except SecureAggregationError as error:
             return Answers({}, refused={**self._refused, "masked sum": f"is not there: {error}"}, **self._traffic)
-        numbers = {"clients": len(server.survivors), "examples": total.num_examples}
+        numbers = {"pooled-clients": len(server.survivors), "examples": total.num_examples}
         reply = Reply(ClientUpdate(total.delta, total.num_examples, total), metrics=numbers)
         self._traffic["uplink"] += 8 * server.length * len(server.survivors)
         return Answers({POOL: reply}, refused=self._refused, **self._traffic)

@@ -132,6 +132,6 @@ def collect(grid: Grid, ids: Sequence[str], waits: Waits, waiting: Sequence[str]
             return replies
         if waits.deadline is not None and waits.enough(good, len(ids)):
             enough_since = now if enough_since is None else enough_since
-            if now > max(begun + waits.deadline, enough_since + waits.grace):
+            if now >= max(begun + waits.deadline, enough_since + waits.grace):
                 return replies
         time.sleep(PAUSE)

@@ -305,7 +305,7 @@ class FIPA(FedAvg):
 
 def numbers_of(record: RoundRecord) -> dict[str, Any]:
     """A round as Flower's metrics: what clients reported, and what it took."""
-    in_time = len(record.local_steps)
+    in_time = int(record.metrics.get("pooled-clients", len(record.local_steps)))
     known = {"loss": record.loss, "damping": record.damping, "step": record.step}
     return dict(record.metrics) | {name: value for name, value in known.items() if value is not None} | {
         "clients": in_time, "late": max(0, len(record.clients) - in_time), "trials": record.trials,
