@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message
 from torch import Tensor
 
+import fipa
 from fipa.config.load import load
 from fipa.errors import FipaError
-from fipa.federation.engine import Federation
-from fipa.federation.executor import Executor
-from fipa.federation.parameters import load_theta, save_theta
+from fipa.federation.parameters import load_theta
+from fipa.federation.record import RoundRecord
 from fipa.flower.experiment import client_app, run
 from fipa.flower.local import LocalGrid
 from fipa.flower.request import Request
+from fipa.runner import Run
 
 DEMO = ["engine.group=1", "rounds=3"]
 DIGITS = ["engine.group=1", "rounds=2", "warmup.rounds=2", "problem.clients=4", "problem.samples=40"]
@@ -28,32 +27,12 @@ HEAD = ["arms.FIPA controlled.params=9.*"]
 PDE = ["engine.group=1", "rounds=2", "problem.points={interior=40, test=32}"]
 
 
-def engine(name: str, arm_name: str, overrides: list[str], folder: Path) -> tuple[Tensor, list[dict[str, Any]]]:
-    """The arm as `fipa run` computes it, after its warm-up: whole models, and records."""
-    experiment = load(name, overrides)[1]
-    with Executor(experiment.factory()) as executor:
-        problem = experiment.factory()(0)
-        arm = next(arm for arm in experiment.build(problem.least_squares) if arm.name == arm_name)
-        warmup = experiment.build_warmup(problem.least_squares)
-        if warmup is not None:
-            start = folder / "start.safetensors"
-            save_theta(start, _last(Federation(warmup, 0, executor))[0])
-            arm = replace(arm, start=str(start))
-        theta, records = _last(Federation(arm, 0, executor))
-        if arm.params is not None:
-            problem.load(load_theta(str(arm.start)))
-            names = [name for name, _ in problem.model.named_parameters() if name.startswith("9.")]
-            params = dict(problem.model.named_parameters())
-            with torch.no_grad():
-                for name, piece in zip(names, theta.split([params[n].numel() for n in names]), strict=True):
-                    params[name].copy_(piece.reshape(params[name].shape))
-            theta = problem.theta()
-    return theta, records
-
-
-def _last(federation: Federation) -> tuple[Tensor, list[dict[str, Any]]]:
-    rounds = list(federation.rounds(federation.start()))
-    return rounds[-1][0].theta, [record.plain() for _, record in rounds]
+def engine(name: str, arm: str, overrides: list[str], folder: Path) -> tuple[Tensor, list[RoundRecord]]:
+    """The arm as `fipa run` computes it, after its warm-up: the parameters, and what was recorded."""
+    results = fipa.run(name, arms=[arm], seeds=0, set=overrides, out=folder / "run", quiet=True)
+    saved = Run.open(results.directory).folder(arm, 0).load()
+    assert saved is not None
+    return saved.state.theta, saved.records
 
 
 ARMS = {
@@ -79,15 +58,13 @@ def test_engine_and_flower_agree_to_the_last_bit(case: str, tmp_path: Path) -> N
     assert torch.equal(theta, expected)
     assert torch.equal(theta, load_theta(tmp_path / "theta.safetensors"))
     for record in records:  # the same story, and the same bill
-        told = result.train_metrics_clientapp[record["round"]]
-        assert told["loss"] == record["loss"]
-        assert (told["trials"], told["trips"], told["messages"]) == tuple(
-            record[key] for key in ("trials", "trips", "messages")
-        )
-        assert told["uplink-bytes"] == record["uplink_bytes"]
+        told = result.train_metrics_clientapp[record.round]
+        assert told["loss"] == record.loss
+        assert (told["trials"], told["trips"], told["messages"]) == (record.trials, record.trips, record.messages)
+        assert told["uplink-bytes"] == record.uplink_bytes
         if case != "head only":  # the frozen part goes down once
-            assert told["downlink-bytes"] == record["downlink_bytes"]
-        assert result.evaluate_metrics_serverapp[record["round"]]["metric"] == record["metric"]
+            assert told["downlink-bytes"] == record.downlink_bytes
+        assert result.evaluate_metrics_serverapp[record.round]["metric"] == record.metric
 
 
 def test_a_frozen_part_is_sent_once_and_only_if_it_is_not_there(tmp_path: Path) -> None:

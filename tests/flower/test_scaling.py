@@ -10,9 +10,10 @@ import torch
 import fipa
 from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
-from fipa.flower.answer import CURVATURE, UPDATE, Answer, encode
+from fipa.federation.messages import Order, Reply
+from fipa.flower.answer import CURVATURE, UPDATE, encode
 from fipa.flower.codec import nbytes
-from fipa.flower.request import Request
+from fipa.flower.request import Request, settings_of
 from fipa.flower.secure import SecureClient, SecureServer, flatten
 from fipa.layout import Layout
 
@@ -41,8 +42,9 @@ def test_sizes_are_those_of_replies(precision):
         (sketch(), SketchPlan(RANK), arithmetic["sketch_bytes"](P, RANK, precision)),
         (statistics(), AdditivePlan(WIDTH), arithmetic["additive_bytes"](P, WIDTH, precision)),
     ):
-        request = Request(1, 0, ("w",), plan, precision)
-        content = encode(request, Answer(fipa.ClientUpdate(torch.randn(P), 10, summary)))
+        settings = settings_of(Order(1, torch.zeros(P), plan=plan))
+        request = Request("work", 1, 0, params=("w",), precision=precision, order=settings)
+        content = encode(request, Reply(fipa.ClientUpdate(torch.randn(P), 10, summary)))
         assert nbytes(content[UPDATE], content[CURVATURE]) == expected
 
 

@@ -1,4 +1,4 @@
-"""Flower's own simulation, with Ray: the engine's parameters to the last bit."""
+"""Flower's own simulation, with Ray: the parameters of one process to the last bit."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.serverapp import Grid, ServerApp
 
 from fipa.federation.parameters import load_theta
-from fipa.flower.experiment import client_app, server_app
-from flower.test_experiment import DEMO, engine
+from fipa.flower.experiment import client_app, run
+from flower.test_experiment import ARMS, engine
 
 ray = pytest.importorskip("ray")
 
 
+CASES = ("step control", "scaffold", "moon", "adaptive", "head only")
+
+
+def several(grid: Grid, folder: Path) -> None:
+    """One arm after the other: starting Ray takes longer than any of them."""
+    for case in CASES:
+        name, arm, overrides, _ = ARMS[case]
+        settings = {"fraction_train": 1.0, "min_available_nodes": 4, "output": folder / f"{case}.safetensors"}
+        run(grid, name, arm, [*overrides, *FOUR.get(case, ())], **settings)
+
+
+FOUR = {
+    "step control": ["problem.edges=[0.0, 0.25, 0.5, 0.75, 1.0]"],
+    "adaptive": ["problem.edges=[0.0, 0.25, 0.5, 0.75, 1.0]"],
+}
+
+
 @pytest.mark.simulation
-def test_simulation_equals_the_engine_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_equals_one_process_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.simulation import run_simulation
 
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    file = tmp_path / "theta.safetensors"
-    arm = "FIPA (paper's rule)"
+    server = ServerApp()
+    server.main()(lambda grid, context: several(grid, tmp_path))
     try:
         run_simulation(
-            server_app("demo", arm, DEMO, output=str(file)),
+            server,
             client_app(),
-            num_supernodes=2,
+            num_supernodes=4,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 "init_args": {"num_cpus": 2, "log_to_driver": False, "include_dashboard": False},
@@ -36,4 +54,7 @@ def test_simulation_equals_the_engine_to_the_last_bit(tmp_path: Path, monkeypatc
         )
     finally:
         ray.shutdown()
-    assert torch.equal(load_theta(file), engine("demo", arm, DEMO, tmp_path))
+    for case in CASES:
+        name, arm, overrides, _ = ARMS[case]
+        expected, _ = engine(name, arm, [*overrides, *FOUR.get(case, ())], tmp_path / case)
+        assert torch.equal(load_theta(tmp_path / f"{case}.safetensors"), expected), case

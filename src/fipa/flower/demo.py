@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fipa.config.load import load
-from fipa.federation.engine import Federation
-from fipa.federation.executor import Executor
+import fipa
 from fipa.federation.parameters import load_theta
 from fipa.flower.deployment import Deployment
 
@@ -34,12 +33,14 @@ serverapp = "fitting.server_app:app"
 clientapp = "fitting.client_app:app"
 
 [tool.flwr.app.config]
+experiment = ""
+arm = ""
 set = ""
-rounds = 3
 output = ""
 checkpoint = ""
 deadline = 120.0
 quorum = 0.5
+grace = 5.0
 min-available-nodes = 2
 seed = 0
 """,
@@ -75,36 +76,48 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def changes(clients: int) -> list[str]:
-    """The demo's interval cut into so many parts, one for each client."""
+def changes(clients: int, rounds: int) -> list[str]:
+    """The demo's interval cut into so many parts, one for each client, for so many rounds."""
     edges = [round(k / clients, 6) for k in range(clients + 1)]
-    return [f"problem.edges={edges}", "engine.group=1"]
+    return [f"problem.edges={edges}", *lasting(rounds)]
 
 
-def engine(overrides: list[str], rounds: int) -> torch.Tensor:
+def lasting(rounds: int) -> list[str]:
+    """So many rounds, of clients that are trained one by one, as they are on nodes of their own."""
+    return ["engine.group=1", f"rounds={rounds}", f"arms.*.rounds={rounds}"]
+
+
+def alone(experiment: str, arm: str, overrides: list[str]) -> torch.Tensor:
     """The parameters that `fipa run` ends with."""
-    experiment = load(EXPERIMENT, [*overrides, f"rounds={rounds}"])[1]
-    with Executor(experiment.factory()) as executor:
-        arms = experiment.build(experiment.factory()(0).least_squares)
-        arm = next(arm for arm in arms if arm.name == ARM)
-        federation = Federation(arm, 0, executor)
-        *_, (state, _) = federation.rounds(federation.start())
-    return state.theta
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        return fipa.run(experiment, arms=[arm], seeds=0, set=overrides, out=out, quiet=True).theta(arm)
 
 
-def deploy_demo(nodes: int = 3, rounds: int = 3, say: Callable[[str], None] = print) -> Outcome:
-    """Start a SuperLink and SuperNodes with TLS and authentication, run a few rounds, and stop everything."""
+def deploy_demo(
+    nodes: int = 3,
+    rounds: int = 3,
+    say: Callable[[str], None] = print,
+    *,
+    experiment: str = EXPERIMENT,
+    arm: str = ARM,
+    overrides: Sequence[str] = (),
+) -> Outcome:
+    """Start a SuperLink and SuperNodes with TLS and authentication, run a few rounds, and stop everything.
+
+    Any other experiment must have as many clients as there are nodes: say so in `overrides`.
+    """
     say(f"a SuperLink and {nodes} SuperNodes on loopback, with TLS and a key for every node ...")
+    settings = [*(changes(nodes, rounds) if experiment == EXPERIMENT else lasting(rounds)), *overrides]
     with Deployment(nodes) as deployment:
         app, output = write_app(deployment.folder / "app"), deployment.folder / "theta.safetensors"
-        say(f"{rounds} rounds of {ARM!r} of the experiment {EXPERIMENT!r} ...")
-        overrides = changes(nodes)
-        config = {"set": ";".join(overrides), "rounds": rounds, "output": str(output), "min-available-nodes": nodes}
-        deployment.run(app, config)
+        say(f"{rounds} rounds of {arm!r} of the experiment {experiment!r} ...")
+        chosen = {"experiment": experiment, "arm": arm, "set": ";".join(settings), "output": str(output)}
+        deployment.run(app, chosen | {"min-available-nodes": nodes})
         theta = load_theta(output)
         history = json.loads(output.with_suffix(".json").read_text("utf-8"))
     say("stopped. The same in this process ...")
     metrics = {int(k): dict(numbers) for k, numbers in history["evaluate_metrics_serverapp"].items()}
     for k, numbers in history["train_metrics_clientapp"].items():
         metrics[int(k)] |= numbers
-    return Outcome(metrics, torch.equal(theta, engine(overrides, rounds)))
+    return Outcome(metrics, torch.equal(theta, alone(experiment, arm, settings)))

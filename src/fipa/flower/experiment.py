@@ -29,7 +29,7 @@ from fipa.flower.client import client
 from fipa.flower.node import framed
 from fipa.flower.request import Request
 from fipa.flower.strategy import FIPA
-from fipa.layout import Layout
+from fipa.layout import Layout, selected
 
 SETTINGS = ("seed", "rounds", "checkpoint", "output", "deadline", "quorum", "grace", "min-available-nodes", "precision")
 
@@ -69,7 +69,7 @@ def run(
     checkpoint: str | Path | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Result]:
-    """Run one arm of an experiment on the clients of a grid; return the final parameters and Flower's result.
+    """Run one arm of an experiment on the clients of a grid; return the trained parameters and Flower's result.
 
     Its warm-up comes first. The metric that `fipa run` reports is computed on the server after every round. The
     parameters also go to the safetensors file `output`, the metrics to a JSON file beside it. `settings` are those of
@@ -98,7 +98,9 @@ def run(
         result = strategy.start(grid, arrays, last, train_config=ConfigRecord(config), evaluate_fn=evaluate)
         arrays = result.arrays
     assert result is not None
-    theta = _flat(problem.layout, arrays)
+    names = problem.layout.names if parts[-1].params is None else selected(problem.layout.names, parts[-1].params)
+    shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+    theta = _flat(Layout(tuple(names), tuple(shapes[name] for name in names)), arrays)
     if output is not None:
         save_theta(Path(output), theta)
         kinds = ("train_metrics_clientapp", "evaluate_metrics_serverapp")
