@@ -260,7 +260,8 @@ def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
     assert lines[1].startswith("B, seed 0: finished at round 2, metric ")
     assert lines[2].split()[:2] == ["arm", "rounds"]
     assert [line.split()[:2] for line in lines[3:5]] == [["A", "2"], ["B", "2"]]
-    assert f"report {tmp_path / 'run' / 'report.html'}, numbers {tmp_path / 'run' / 'results.json'}" in lines[5]
+    assert lines[5] == "averaged: the mean of the last 10 models, after the last round"
+    assert f"report {tmp_path / 'run' / 'report.html'}, numbers {tmp_path / 'run' / 'results.json'}" in lines[6]
     assert "\x1b" not in done.out
     assert "\r" not in done.out
 
