@@ -320,7 +320,7 @@ def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
         assert "fipa data get cifar10" in " ".join(done.err.split())
         assert str(tmp_path / folder) in done.err
         assert not (tmp_path / "run").exists()
-    assert os.environ["FIPA_DATA"] == str(tmp_path / "elsewhere")  # worker processes look there as well
+    assert os.environ["FIPA_DATA"] == str(tmp_path / "nowhere")  # changed for the run only, see test_api.py
 
 
 # --- problems of users ---
