@@ -18,6 +18,7 @@ from fipa.federation.executor import Executor
 from fipa.federation.parameters import load_theta
 from fipa.federation.record import RoundRecord
 from fipa.federation.storage import RunFolder
+from fipa.results_files import collect
 from fipa.runner import Run
 
 
@@ -121,7 +122,7 @@ def test_results_of_warm_up_and_arms(whole: Run) -> None:
 
 def numbers_without_warmup(whole: Run) -> dict[str, Any]:
     experiment = whole.experiment.model_copy(update={"warmup": None, "arms": ()})
-    return replace(whole, experiment=experiment).results(experiment.factory()(0))
+    return collect(replace(whole, experiment=experiment), experiment.factory()(0))
 
 
 def test_head_alone_leaves_the_rest_of_the_model_as_the_warm_up_left_it(whole: Run) -> None:
