@@ -266,7 +266,8 @@ def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
     assert lines[1].startswith("B, seed 0: finished at round 2, metric ")
     assert lines[2].split()[:2] == ["arm", "rounds"]
     assert [line.split()[:2] for line in lines[3:5]] == [["A", "2"], ["B", "2"]]
-    assert f"report {tmp_path / 'run' / 'report.html'}, numbers {tmp_path / 'run' / 'results.json'}" in lines[5]
+    assert lines[5] == "averaged: the mean of the last 10 models, after the last round"
+    assert f"report {tmp_path / 'run' / 'report.html'}, numbers {tmp_path / 'run' / 'results.json'}" in lines[6]
     assert "\x1b" not in done.out
     assert "\r" not in done.out
 
@@ -337,7 +338,7 @@ def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
         assert "fipa data get cifar10" in " ".join(done.err.split())
         assert str(tmp_path / folder) in done.err
         assert not (tmp_path / "run").exists()
-    assert os.environ["FIPA_DATA"] == str(tmp_path / "elsewhere")  # worker processes look there as well
+    assert os.environ["FIPA_DATA"] == str(tmp_path / "nowhere")  # changed for the run only, see test_api.py
 
 
 # --- problems of users ---

@@ -16,7 +16,9 @@ from fipa.errors import FipaError
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.parameters import load_theta
+from fipa.federation.record import RoundRecord
 from fipa.federation.storage import RunFolder
+from fipa.results_files import collect
 from fipa.runner import Run
 
 
@@ -30,8 +32,8 @@ class Listener:
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:
         self.begun.append((arm, seed, done, total, after))
 
-    def round(self, arm: str, seed: int, record: dict[str, Any]) -> None:
-        self.rounds.append((arm, seed, record["round"]))
+    def round(self, arm: str, seed: int, record: RoundRecord) -> None:
+        self.rounds.append((arm, seed, record.round))
 
     def end(self, arm: str, seed: int, status: str) -> None: ...
 
@@ -76,7 +78,7 @@ def plain(whole: Run, seed: int) -> list[tuple[torch.Tensor, dict[str, Any]]]:
     arm = replace(arm, stages=(replace(arm.stages[0], rounds=5),))
     with Executor(experiment.factory()) as executor:
         federation = Federation(arm, seed, executor)
-        return [(state.theta, record) for state, record in federation.rounds(federation.start())]
+        return [(state.theta, record.plain()) for state, record in federation.rounds(federation.start())]
 
 
 def test_arms_go_on_as_if_there_had_been_no_break(whole: Run) -> None:
@@ -120,7 +122,7 @@ def test_results_of_warm_up_and_arms(whole: Run) -> None:
 
 def numbers_without_warmup(whole: Run) -> dict[str, Any]:
     experiment = whole.experiment.model_copy(update={"warmup": None, "arms": ()})
-    return replace(whole, experiment=experiment).results(experiment.factory()(0))
+    return collect(replace(whole, experiment=experiment), experiment.factory()(0))
 
 
 def test_head_alone_leaves_the_rest_of_the_model_as_the_warm_up_left_it(whole: Run) -> None:

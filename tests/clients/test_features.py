@@ -74,7 +74,7 @@ def test_fipa_takes_their_updates_with_sketches(rule: FeatureRule) -> None:
     with Executor(problem) as executor:
         federation = Federation(arm, 0, executor)
         for _, record in federation.rounds(federation.start()):
-            assert record["ranks"] == [3, 3, 3]
+            assert record.ranks == (3, 3, 3)
 
 
 def test_fipa_without_a_sketch_fails_loudly() -> None:
