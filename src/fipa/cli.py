@@ -211,9 +211,9 @@ def get_set(
 def deploy_demo(
     nodes: Annotated[int, typer.Option(min=2, help="SuperNodes, each with a part of the data.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
-    experiment: Annotated[str, typer.Option(help="Another experiment, with as many clients as there are nodes.")] = "demo",
+    experiment: Annotated[str, typer.Option(help="Another one, with as many clients as there are nodes.")] = "demo",
     arm: Annotated[str, typer.Option(help="Another arm.")] = "FIPA controlled",
-    overrides: Set = None,
+    overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Run a few rounds on a real Flower deployment on this machine, with TLS and authenticated nodes; stop it again."""
@@ -230,11 +230,11 @@ def deploy_demo(
     if as_json:
         print(json.dumps(asdict(outcome)))
         raise typer.Exit(0 if outcome.same else 1)
-    columns = ("round", "metric", "clients' loss before", "trials", "trips", "bytes up", "bytes down")
-    table = Table(*columns, box=None, pad_edge=False)
+    columns = {"metric": ".4g", "loss": ".4g", "trials": ",", "trips": ",", "uplink-bytes": ",", "downlink-bytes": ","}
+    table = Table("round", *columns, box=None, pad_edge=False)
     for k, numbers in outcome.metrics.items():
-        counts = [f"{numbers[name]:,}" for name in ("trials", "trips", "uplink-bytes", "downlink-bytes") if "loss" in numbers]
-        table.add_row(str(k), f"{numbers['metric']:.4g}", *([f"{numbers['loss']:.4g}", *counts] if counts else []))
+        told = [f"{numbers[name]:{form}}" for name, form in columns.items() if name in numbers]
+        table.add_row(str(k), *told)
     out.print(table)
     out.print(f"the same parameters as in one process, to the last bit: [bold]{'yes' if outcome.same else 'no'}[/]")
     raise typer.Exit(0 if outcome.same else 1)

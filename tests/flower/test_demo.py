@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from fipa.federation.checkpoint import load_state
 from fipa.federation.parameters import load_theta
-from fipa.flower.demo import changes, engine, write_app
+from fipa.flower.demo import ARM, EXPERIMENT, alone, changes, write_app
 from fipa.flower.deployment import Deployment
 
 ROUNDS = 2
 
 
-def progress(file: Path) -> dict[str, Any]:
-    return torch.load(file, weights_only=True) if file.exists() else {"round_number": 0}
+def rounds(file: Path) -> int:
+    saved = load_state(file)
+    return 0 if saved is None else saved[0].round_number
 
 
 def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
@@ -30,31 +32,38 @@ def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
 
 @pytest.mark.deployment
 def test_the_life_of_a_deployment(tmp_path: Path) -> None:
-    """A run whose SuperLink is killed, then one that loses a node: one deployment, since starting it takes long."""
+    """A controlled run whose SuperLink is killed within a round, then one that loses a node.
+
+    One deployment, since starting it takes long.
+    """
     app, theta = write_app(tmp_path / "app"), tmp_path / "theta.safetensors"
+    settings = changes(3, ROUNDS)
 
     def config(name: str, **more: Any) -> dict[str, Any]:
         files = {"checkpoint": str(tmp_path / f"{name}.pt"), "output": str(theta)}
-        return {"set": ";".join(changes(3)), "rounds": ROUNDS, "min-available-nodes": 3, **files, **more}
+        chosen = {"experiment": EXPERIMENT, "arm": ARM, "set": ";".join(settings), "min-available-nodes": 3}
+        return {**chosen, **files, **more}
 
     with Deployment(nodes=3, logs=tmp_path) as deployment:
         deployment.submit(app, config("killed"))
-        until(lambda: progress(tmp_path / "killed.pt")["round_number"] >= 1)
-        deployment.kill_superlink()
-        before = progress(tmp_path / "killed.pt")["round_number"]
+        until(lambda: rounds(tmp_path / "killed.pt") >= 1)
+        deployment.kill_superlink()  # clients are at work for the second round, or judge its step
+        before = rounds(tmp_path / "killed.pt")
         assert 1 <= before < ROUNDS
         deployment.start_superlink()
         log = deployment.run(app, config("killed"))
-        assert f"going on after round {before}" in log
-        assert progress(tmp_path / "killed.pt")["round_number"] == ROUNDS
-        assert torch.equal(load_theta(theta), engine(changes(3), ROUNDS))
+        assert f"resuming after round {before}" in log
+        assert rounds(tmp_path / "killed.pt") == ROUNDS
+        assert torch.equal(load_theta(theta), alone(EXPERIMENT, ARM, settings))
 
         run = deployment.submit(app, config("lost", deadline=10.0, **{"min-available-nodes": 2}))
-        until(lambda: progress(tmp_path / "lost.pt")["round_number"] >= 1)
+        until(lambda: rounds(tmp_path / "lost.pt") >= 1)
         deployment.kill_node(2)
         deployment.wait(run)
-        clients = [m["clients"] for m in progress(tmp_path / "lost.pt")["metrics"]["train_metrics_clientapp"].values()]
-        assert clients[-1] == 2  # the first round may have gone on with the quorum, too, on a slow machine
+        saved = load_state(tmp_path / "lost.pt")
+        assert saved is not None
+        clients = [m["clients"] for m in saved[1]["metrics"]["train_metrics_clientapp"].values()]
+        assert clients[-1] == 2  # the first round may have had a quorum only, too, on a slow machine
         assert len(clients) == ROUNDS
 
         deployment.start_node(3, registered=False)
@@ -63,4 +72,4 @@ def test_the_life_of_a_deployment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [2, 3])
 def test_the_demo_is_an_experiment(clients: int) -> None:
-    assert engine(changes(clients), 1).isfinite().all()
+    assert alone(EXPERIMENT, ARM, changes(clients, 1)).isfinite().all()
