@@ -19,6 +19,8 @@ from fipa.federation.parameters import load_theta
 from fipa.federation.storage import RunFolder
 from fipa.runner import Run
 
+pytestmark = pytest.mark.long  # whole experiments
+
 
 class Listener:
     """Writes down what it is told."""

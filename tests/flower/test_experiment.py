@@ -40,6 +40,7 @@ def _last(federation: Federation) -> Tensor:
     return state.theta
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "arm", "overrides", "clients"),
     [

@@ -36,6 +36,7 @@ def draw(tmp_path, content, views=None):
     return svg, texts(svg)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", EXPECTED)
 def test_labels(tmp_path, layout):
     svg, found = draw(tmp_path, example.full(rounds=12) | {"figure": layout}, example.views())
