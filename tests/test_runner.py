@@ -35,6 +35,8 @@ from fipa.federation.record import SERIES, RoundRecord
 from fipa.federation.storage import RunFolder
 from fipa.runner import Run, fresh_directory
 
+pytestmark = pytest.mark.long  # whole experiments
+
 # all that a round may hand to the next: damping, variates, moments, late answers with every kind of curvature, stages
 EVERYTHING = """\
 rounds = 4
@@ -141,7 +143,6 @@ def after(rounds: int, number: signal.Signals) -> str:
     """
 
 
-@pytest.mark.long
 def test_resumes_after_kill_9_to_the_same_bits(experiment: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     for command, more in (
@@ -161,7 +162,6 @@ def test_resumes_after_kill_9_to_the_same_bits(experiment: Path, whole: Path, tm
     assert (out / "views.json").read_text() == (whole / "views.json").read_text()
 
 
-@pytest.mark.long
 def test_ctrl_c_stops_all_workers_and_two_workers_give_the_same_bits_as_one(
     experiment: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -182,7 +182,6 @@ def test_ctrl_c_stops_all_workers_and_two_workers_give_the_same_bits_as_one(
     check_same(out, whole)
 
 
-@pytest.mark.long
 def test_workers_do_not_outlive_a_killed_run(experiment: Path, tmp_path: Path) -> None:
     with process("run", experiment, "--out", tmp_path / "run", "--workers", 2) as running:
         wait_for_rounds(running, tmp_path / "run", 1)
@@ -485,7 +484,6 @@ def test_resume_refuses_a_problem_that_has_changed(tmp_path: Path) -> None:
     assert "own.py has changed since this run began" in " ".join(done.err.split())
 
 
-@pytest.mark.long
 def test_a_problem_may_draw_from_the_global_generators(tmp_path: Path) -> None:
     """Every process must see the same problem all the same."""
     drawn = "import random\n\nimport numpy as np\n" + OWN_PROBLEM.replace(

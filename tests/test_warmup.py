@@ -21,6 +21,8 @@ from fipa.federation.storage import RunFolder
 from fipa.results_files import collect
 from fipa.runner import Run
 
+pytestmark = pytest.mark.long  # whole experiments
+
 
 class Listener:
     """Writes down what it is told."""

@@ -56,6 +56,7 @@ def test_losses_and_gradients_equal_each_clients_own(kind: str, size: int) -> No
             )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=8, derandomize=True)
@@ -164,6 +165,7 @@ def test_models_that_cannot_be_stacked_say_what_to_do() -> None:
     assert alone.gradients(torch.ones(1, 3, dtype=DOUBLE)).shape == (1, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["terms", "cross_entropy"])
 def test_stacks_that_share_traces_keep_their_own_data(kind: str) -> None:
     """Two pairs of clients of one form, and a triple: a trace holds no data, and fits its number of clients only."""

@@ -135,6 +135,7 @@ def test_auto_takes_the_head_then_rows_then_matrix_free(built):
     assert built == [LinearHead, ExplicitRows, MatrixFree]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("solver", ["auto", "subspace", "krylov"])
 @pytest.mark.parametrize("route", ["auto", "rows", "matrix_free"])
 @pytest.mark.parametrize("wide", [True, False], ids=["more parameters", "more rows"])
@@ -391,6 +392,7 @@ def large():
     return model, x, exact
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ["rows", "matrix_free"])
 @pytest.mark.parametrize(
     "rank", [TraceShare(0.9), TraceShare(0.999), RelativeThreshold(1e-3), RelativeThreshold(1e-5)], ids=repr

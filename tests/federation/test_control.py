@@ -236,6 +236,7 @@ def test_rolled_back_at_the_minimum() -> None:
 OVERSHOOT = SGD(lr=8.0, steps=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "local"),
     [

@@ -218,6 +218,7 @@ def test_arms_start_at_parameters_in_a_file(tmp_path: Path) -> None:
         assert Federation(plain, 0, executor).start().theta.tolist() == list(START)
 
 
+@pytest.mark.long
 def test_an_arm_after_a_warm_up_is_the_rest_of_one_that_has_both(tmp_path: Path) -> None:
     """The same clients, batches and sketches in rounds 3 and 4, and learning rates that have decayed as long."""
     local = SGD(lr=0.1, epochs=1, batch=5, lr_decay=0.5)

@@ -92,6 +92,7 @@ def check(found: list[Any], expected: list[Any]) -> None:
     assert found[-1][2] < found[0][2]  # something was learnt
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{"group": 1}, {"group": 16}, {"centralised": True}])
 def test_head_alone_is_the_whole_problem_with_the_heads_parameters(settings: dict[str, Any]) -> None:
     sizes = (8, 8)
@@ -100,6 +101,7 @@ def test_head_alone_is_the_whole_problem_with_the_heads_parameters(settings: dic
     assert isinstance(focus(problem(), "head.*").model, nn.Linear)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("params", "model"),
     [
@@ -182,6 +184,7 @@ def test_name_goal_and_scale_stay() -> None:
         assert (part.name, part.goal, part.scale) == ("accuracy", "max", "linear")
 
 
+@pytest.mark.long
 def test_least_squares() -> None:
     """Residuals take the model as they like: there is no head to cut off."""
 
@@ -242,6 +245,7 @@ def test_low_rank_adapters_are_all_that_is_trained_and_sent() -> None:
     assert all(torch.equal(whole.model.state_dict()[k], v) for k, v in frozen.items())
 
 
+@pytest.mark.long
 def test_low_rank_adapters_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         import torchvision  # noqa: F401

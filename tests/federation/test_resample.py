@@ -89,6 +89,7 @@ def test_a_site_has_the_data_of_the_round_that_it_is_asked_for() -> None:
     assert len({site.losses((0,), problem.initial, k)[0] for k in range(4)}) == 4
 
 
+@pytest.mark.long
 def test_gradients_and_work_follow_the_round() -> None:
     site, fixed = Site(SQUARE(0), 0), SQUARE(0)
     for k in (3, 1):
@@ -132,6 +133,7 @@ def test_steps_are_judged_on_the_data_of_their_round() -> None:
         assert record["loss"] == pytest.approx(50)
 
 
+@pytest.mark.long
 def test_probes_ask_for_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     losses = Site.losses
@@ -227,6 +229,7 @@ FORMS: dict[str, Callable[[], list[Client]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("group", [1, 16])
 def test_data_of_another_form(name: str, group: int) -> None:

@@ -45,6 +45,7 @@ ARMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ARMS)
 def test_interrupted_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
     """After every round, through the files; momentum, variates, control and late answers included."""

@@ -70,6 +70,7 @@ def test_the_life_of_a_deployment(tmp_path: Path) -> None:
         assert deployment.exit_code(3) not in (0, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clients", [2, 3])
 def test_the_demo_is_an_experiment(clients: int) -> None:
     assert alone(EXPERIMENT, ARM, changes(clients, 1)).isfinite().all()

@@ -65,12 +65,14 @@ def test_flwr_takes_the_apps(name: str, tmp_path: Path, path: pytest.MonkeyPatch
     assert not warnings
 
 
+@pytest.mark.long
 def test_fitting(path: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "theta.safetensors"
     play(EXAMPLES / "flower-fitting", 2, path, rounds=2, output=str(file))
     assert file.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["fipa", "fedavg", "additive", "secure"])
 def test_vision(strategy: str, path: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     play(EXAMPLES / "flower-vision", 4, path, strategy=strategy, rounds=3, warmup_rounds=2)
@@ -85,6 +87,7 @@ def the_diff() -> str:
     return diff
 
 
+@pytest.mark.long
 def test_quickstart_becomes_fipa_with_ten_changed_lines(
     path: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

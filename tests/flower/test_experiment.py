@@ -50,6 +50,7 @@ ARMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ARMS)
 def test_engine_and_flower_agree_to_the_last_bit(case: str, tmp_path: Path) -> None:
     name, arm, overrides, clients = ARMS[case]
@@ -85,6 +86,7 @@ class Killed(BaseException):
     """Stands for SIGKILL."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["best step of a round", "scaffold", "moon", "adaptive", "head only"])
 def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_path: Path) -> None:
     """Its clients have trained, and remember the round that never was."""

@@ -428,6 +428,7 @@ def own(seed: int) -> Problem:
     return federated(pde, HALVES, model, Points(interior=30, test=50), seed=seed, penalty=10.0)
 
 
+@pytest.mark.long
 def test_an_equation_with_slopes_at_its_boundary_is_solved() -> None:
     start = own(0)
     rounds = run(newton(FIPA(), 20), own)

@@ -30,6 +30,7 @@ EXPRESSIONS: dict[str, Callable[[tuple[sp.Symbol, ...]], sp.Expr]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("only", [False, True], ids=["all", "laplacian"])
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
@@ -129,6 +130,7 @@ def loss(model: nn.Module, params: dict[str, Tensor], x: Tensor, only: bool) -> 
     return (u.laplacian + u.value * u.d(0)).square().mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("only", [False, True])
 def test_gradients_in_the_parameters(activation: str, only: bool) -> None:

@@ -141,6 +141,7 @@ def test_sizes_and_weights() -> None:
     assert [len(term.inputs[0]) for term in elliptic(0).clients[0].data] == [400, 1]
 
 
+@pytest.mark.long
 def test_fipa_solves_one() -> None:
     def problem(seed: int) -> Problem:
         return elliptic(seed, equation="bratu", points=Points(interior=30, test=50), hidden=(8,))

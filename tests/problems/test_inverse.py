@@ -129,6 +129,7 @@ def test_regions_and_picture() -> None:
         inverse(0, regions=(Region((0.0,), (0.4,)),), hidden=(3,))
 
 
+@pytest.mark.long
 def test_fipa_finds_the_coefficient() -> None:
     """Two of four clients have readings; none has noise."""
 

@@ -113,6 +113,7 @@ print(hashlib.sha256(bits).hexdigest())
 """
 
 
+@pytest.mark.long
 def test_the_same_problem_in_every_process_and_another_for_every_seed(capsys: pytest.CaptureFixture[str]) -> None:
     other = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
     torch.manual_seed(99)

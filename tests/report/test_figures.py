@@ -36,6 +36,7 @@ def draw(tmp_path, content, views=None):
     return svg, texts(svg)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", EXPECTED)
 def test_labels(tmp_path, layout):
     svg, found = draw(tmp_path, example.full(rounds=12) | {"figure": layout}, example.views())
@@ -171,6 +172,7 @@ def test_measured_slope_and_exponent_stand_in_the_legend(tmp_path):
     assert {"FIPA: measured exponent -1.00", "2 / K"} <= found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [*LAYOUTS, "unknown"])
 def test_hostile_names_null_metrics_and_nothing_optional(tmp_path, layout):
     arms = {"<b> & $x$": {"0": example.record([None])}, "one": {"0": {"metric": [0.4, None, 0.2]}}}

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,7 @@ from fipa.federation.focus import focus
 from fipa.federation.parameters import load_theta
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site
+from fipa.threads import threads as threads_of_torch
 
 Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
@@ -71,11 +73,10 @@ class Executor:
         self._pool: ProcessPoolExecutor | None = None
         self._workers = workers
         self._threads = threads
-        self._threads_before = threads
+        self._entered = ExitStack()
 
     def __enter__(self) -> Self:
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        self._entered.enter_context(threads_of_torch(self._threads))
         if self._workers > 1:
             self._pool = ProcessPoolExecutor(
                 self._workers,
@@ -88,7 +89,7 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.set_num_threads(self._threads_before)
+        self._entered.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

@@ -30,6 +30,7 @@ from fipa.flower.node import framed
 from fipa.flower.request import Request
 from fipa.flower.strategy import FIPA
 from fipa.layout import Layout, selected
+from fipa.threads import threads
 
 SETTINGS = ("seed", "rounds", "checkpoint", "output", "deadline", "quorum", "grace", "min-available-nodes", "precision")
 
@@ -80,6 +81,7 @@ def run(
     problem = experiment.factory()(seed)
     parts = _parts(experiment, problem, arm_name)
     config: dict[str, Any] = {"experiment": json.dumps(dump(experiment)), "seed": seed}
+    config["threads"] = experiment.engine.threads  # for the same bits everywhere
     arrays = ArrayRecord(problem.load(problem.initial).state_dict())
     result: Result | None = None
 
@@ -95,7 +97,8 @@ def run(
             **{"min_available_nodes": len(problem.clients)} | settings,
         )  # fmt: skip
         last = part.last if rounds is None or part is not parts[-1] else rounds
-        result = strategy.start(grid, arrays, last, train_config=ConfigRecord(config), evaluate_fn=evaluate)
+        with threads(experiment.engine.threads):
+            result = strategy.start(grid, arrays, last, train_config=ConfigRecord(config), evaluate_fn=evaluate)
         arrays = result.arrays
     assert result is not None
     names = problem.layout.names if parts[-1].params is None else selected(problem.layout.names, parts[-1].params)

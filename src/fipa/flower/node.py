@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from fipa.flower.inbox import NEEDS
 from fipa.flower.masked import SECURE, masked
 from fipa.flower.request import FRAME, KEY, Request, question_of
 from fipa.flower.transport import checksum
+from fipa.threads import threads
 
 STORED, MEMORY = "fipa-frame", "fipa-memory-"  # in the client's context: what never changes, and memories by round
 SITES = 16  # that a process keeps: in a deployment it needs one
@@ -33,10 +35,15 @@ class Lacking(Exception):  # noqa: N818
 
 
 def answered(message: Message, context: Context, site_of: SiteOf) -> Message:
-    """The reply to a question, from this node's own data."""
+    """The reply to a question, from this node's own data; computed with as many threads as its config says."""
+    config: Mapping[str, Any] = message.content.config_records.get("config", {})
+    with threads(int(config.get("threads", torch.get_num_threads()))):
+        return _answered(message, context, site_of, config)
+
+
+def _answered(message: Message, context: Context, site_of: SiteOf, config: Mapping[str, Any]) -> Message:
     request, content = Request.of(message.content), message.content
     try:
-        config: Mapping[str, Any] = content.config_records.get("config", {})
         site = site_of(context, request, _frame(request, content, context), config)
     except Lacking:
         return Message(RecordDict({KEY: ConfigRecord({NEEDS: "frame"})}), reply_to=message)
