@@ -209,7 +209,7 @@ def get_set(
 
 @app.command("deploy-demo")
 def deploy_demo(
-    nodes: Annotated[int, typer.Option(min=2, help="SuperNodes, each with a part of the data.")] = 3,
+    nodes: Annotated[int, typer.Option(min=2, help="SuperNodes, each with a part of the data.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
     experiment: Annotated[str, typer.Option(help="Another one, with as many clients as there are nodes.")] = "demo",
     arm: Annotated[str, typer.Option(help="Another arm.")] = "FIPA controlled",

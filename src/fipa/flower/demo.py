@@ -95,7 +95,7 @@ def alone(experiment: str, arm: str, overrides: list[str]) -> torch.Tensor:
 
 
 def deploy_demo(
-    nodes: int = 3,
+    nodes: int = 2,
     rounds: int = 3,
     say: Callable[[str], None] = print,
     *,
