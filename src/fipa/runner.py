@@ -211,7 +211,7 @@ class Run:
                 status = "finished" if k == arm.last else "running"
                 if k in starts:
                     folder.path.mkdir(parents=True, exist_ok=True)
-                    save_theta(folder.start(k), state.theta)
+                    save_theta(folder.start(k), state.theta, state.seen)
                 folder.save(state, record, status, initial)
                 watcher.round(arm.name, seed, record)
                 last = state

@@ -9,6 +9,7 @@ from typing import Any
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.fedrcl import FedRCL
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.gradient import FullGradient
 from fipa.clients.moon import Moon
 from fipa.clients.rule import LocalRule
 from fipa.clients.scaffold import Scaffold
@@ -21,6 +22,7 @@ LOCAL_RULES: dict[str, type[LocalRule]] = {
     "moon": Moon,
     "fedrcl": FedRCL,
     "gauss-newton": GaussNewton,
+    "gradient": FullGradient,
 }
 
 

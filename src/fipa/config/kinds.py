@@ -20,11 +20,13 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.registry import LOCAL_RULES
 from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
+from fipa.federation.trust import TrustRegion
 from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
 from fipa.problems.vision import ConvNet, ResidualNet
@@ -41,6 +43,7 @@ RULES: dict[str, type] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
     "fedvarp": FedVARP,
+    "shared-fipa": SharedFIPA,
     "private-fedavg": PrivateFedAvg,
     "private-additive-fipa": PrivateAdditiveFIPA,
 }
@@ -97,7 +100,8 @@ else:  # tables that are told apart by their name
 
 # plain classes that are tables, too
 SETTINGS = (
-    *(AdaptiveRank, AdaptiveSteps, StepControl, Participation, Faults, Points, Region, Augment, ConvNet, ResidualNet),
+    *(AdaptiveRank, AdaptiveSteps, StepControl, TrustRegion, Participation, Faults, Points, Region, Augment),
+    *(ConvNet, ResidualNet),
     *(BalancedDirichlet, Dirichlet, Shards, QuantitySkew, IID, Indices),
 )
 for _settings_class in SETTINGS:

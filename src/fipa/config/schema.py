@@ -16,6 +16,7 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import needs_of
+from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.registry import LOCAL_RULES
 from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
@@ -28,6 +29,7 @@ from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
+from fipa.federation.trust import TrustRegion
 from fipa.problems.registry import PROBLEMS
 
 
@@ -40,6 +42,7 @@ class StageSpec(Strict):
     local: LocalSpec | None = None
     sketch: SketchSpec | None = None
     step_control: bool | StepControl | None = None
+    trust_region: bool | TrustRegion | None = None
     adaptive_steps: AdaptiveSteps | None = None
     lr_scale: Annotated[float, Field(gt=0)] | None = None
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
@@ -141,6 +144,10 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     control = stage.step_control if isinstance(stage.step_control, StepControl) else StepControl()
     if stage.step_control:
         control.parameter(built)
+    if stage.trust_region and not isinstance(built, SharedFIPA):
+        raise ValueError(f"trust_region is for shared-fipa, not for {rule.name}")
+    if stage.trust_region and stage.step_control:
+        raise ValueError("trust_region and step_control exclude each other")
     check_together(built, trained, plan, control if stage.step_control else None)
     if stage.damping_decay is not None and stage.step_control is not False and control.parameter(built) == "damping":
         raise ValueError("damping_decay needs step_control = false: else the control chooses the damping itself")
@@ -178,8 +185,11 @@ def controls_by_default(stage: StageSpec, least_squares: bool) -> bool:
 def _stage(stage: StageSpec, least_squares: bool) -> Stage:
     rule = _build(RULES, stage.rule, **({"inner": _build(RULES, stage.inner)} if stage.inner is not None else {}))
     sketch = stage.sketch or SketchSpec()
-    control = stage.step_control
-    if control is None:
+    control: StepControl | TrustRegion | bool | None = stage.step_control
+    if isinstance(rule, SharedFIPA) and not control:
+        region = stage.trust_region
+        control = region if isinstance(region, TrustRegion) else TrustRegion() if region is not False else None
+    elif control is None:
         control = controls_by_default(stage, least_squares)
     if control is True:
         control = StepControl()
@@ -264,7 +274,9 @@ class Experiment(Strict):
 
     def build_warmup(self, least_squares: bool) -> Arm | None:
         """The warm-up as an arm."""
-        return self.warmup.build(0, self.engine.group, least_squares) if self.warmup is not None else None
+        if self.warmup is None:
+            return None
+        return dataclasses.replace(self.warmup.build(0, self.engine.group, least_squares), remembers=True)
 
 
 def resolved(experiment: Experiment, least_squares: bool) -> Experiment:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, TypeVar
 
 from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.basis import BasisPlan
 from fipa.curvature.covariance import CovariancePlan
 from fipa.curvature.diagonal import DiagonalPlan
 from fipa.curvature.rank import RelativeThreshold, TraceShare
@@ -52,6 +53,7 @@ register(SketchPlan)
 register(AdditivePlan)
 register(DiagonalPlan)
 register(CovariancePlan)
+register(BasisPlan)
 
 
 def summaries() -> list[type[CurvatureSummary]]:

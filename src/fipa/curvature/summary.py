@@ -133,11 +133,14 @@ class Occasion:
         Of what all clients of the round share.
     delta
         The client's update, flat; None where there is none yet.
+    basis
+        That all clients of the round share (p x k), for curvatures that are seen through one.
     """
 
     seed: int
     shared_seed: int = 0
     delta: Tensor | None = None
+    basis: Tensor | None = None
 
 
 class CurvaturePlan(ABC):

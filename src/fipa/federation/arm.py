@@ -33,6 +33,8 @@ class Arm:
         Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
     average
         The mean of the last so many models is evaluated beside the last one; 0 for none.
+    remembers
+        Whether the last update of every client is kept, for a rule that remembers clients and comes later.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Arm:
     start: str | None = None
     params: tuple[str, ...] | None = None
     average: int = AVERAGED
+    remembers: bool = False
 
     @property
     def last(self) -> int:

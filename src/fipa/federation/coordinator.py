@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.rule import Result, Rule, aggregator
+from fipa.aggregation.shared import SharedFIPA
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.sketch import Sketch
 from fipa.errors import Diverged, FipaError
@@ -23,7 +24,9 @@ from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals
 from fipa.federation.control import Conversation, controlled
 from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
+from fipa.federation.parameters import Seen
 from fipa.federation.record import RoundRecord, event
+from fipa.federation.shared import SharedStep
 from fipa.federation.stage import floor_of, stage_at
 from fipa.linalg import aligned
 
@@ -46,6 +49,9 @@ class State:
         Averaged tensors that are no parameters.
     recent
         The last models, for their mean.
+    seen
+        By client, its examples and its last update as a gradient: for rules that remember clients, and begin after a
+        warm-up.
     """
 
     theta: Tensor
@@ -57,6 +63,7 @@ class State:
     late: tuple[Late, ...] = ()
     buffers: dict[str, Tensor] = field(default_factory=dict)
     recent: tuple[Tensor, ...] = ()
+    seen: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
 
     @property
     def mean(self) -> Tensor:
@@ -74,6 +81,8 @@ class Outcome:
     trials: int = 0
     damping: float | None = None
     step: float | None = None
+    radius: float | None = None
+    rule_state: dict[str, Tensor] | None = None  # None: the result's, or as it was
 
 
 class Coordinator:
@@ -91,9 +100,9 @@ class Coordinator:
         self.seed = seed
         self._survives = survives
 
-    def start(self, theta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> State:
-        """Before the first round."""
-        return State(theta.clone(), self.arm.after, buffers=dict(buffers or {}))
+    def start(self, theta: Tensor, buffers: Mapping[str, Tensor] | None = None, seen: Seen | None = None) -> State:
+        """Before the first round; `seen` is what a warm-up knows of the clients."""
+        return State(theta.clone(), self.arm.after, buffers=dict(buffers or {}), seen=dict(seen or {}))
 
     def round(self, state: State) -> Conversation[tuple[State, RoundRecord]]:
         """One round."""
@@ -125,6 +134,7 @@ class _Round:
             for note in reply.notes:
                 self._say(client, note)
         since = self.k - self.place
+        waiting = self.state.late
         updates, late = arrivals(self.arm, self.stage, self.k, since, self.state.late, answers, self._say)
         outcome = Outcome(control_value=self.state.control_value)
         if not answers.enough:
@@ -132,7 +142,11 @@ class _Round:
         elif not updates:
             self._say(None, f"nobody answered in time: {STAYS}")
         else:
-            outcome = yield from self._step(updates, replies)
+            if isinstance(self.stage.rule, SharedFIPA):
+                arrived = _arrived(updates, replies, (*waiting, *answers.late))
+                outcome = yield from SharedStep(self, self.stage.rule, replies, arrived).run()
+            else:
+                outcome = yield from self._step(updates, replies)
             if outcome.result is None and outcome.trials:
                 self._say(None, f"no step of {outcome.trials} lowered the clients' loss: rolled back")
         return self._next(outcome, replies, late), self._record(outcome, updates, replies)
@@ -190,6 +204,9 @@ class _Round:
         theta, rule_state, buffers = state.theta, state.rule_state, state.buffers
         if outcome.result is not None:
             theta, rule_state = outcome.result.theta, outcome.result.state
+        if outcome.rule_state is not None:
+            rule_state = outcome.rule_state
+        if outcome.result is not None:
             buffers = {**buffers, **_averaged(list(replies.values()))}
         messages = [reply.message for reply in replies.values() if reply.message]
         shared = state.shared
@@ -199,8 +216,21 @@ class _Round:
         recent = (*state.recent, theta)[-self.arm.average :] if self.arm.average else ()
         return State(
             theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
-            recent,
+            recent, self._seen(replies),
         )  # fmt: skip
+
+    def _seen(self, replies: Mapping[int, Reply]) -> dict[int, tuple[int, Tensor]]:
+        """Each client's last update as the gradient that would have led there in as many steps."""
+        local = self.stage.local
+        if not self.arm.remembers or local is None or isinstance(self.stage.rule, SharedFIPA):
+            return {}
+        lr = local.lr_at(self.k, self.stage.lr_scale)
+        seen = dict(self.state.seen)
+        for client, reply in replies.items():
+            assert isinstance(reply.update.delta, Tensor)
+            gradient = reply.update.delta / (-lr * max(1, reply.local_steps))
+            seen[client] = (reply.update.num_examples, gradient)
+        return seen
 
     def _record(self, outcome: Outcome, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]) -> RoundRecord:
         ranks = tuple(u.sketch.rank if isinstance(u.sketch, Sketch) else 0 for u in updates)
@@ -248,6 +278,17 @@ class _Round:
         total = math.fsum(weights[client] * number for client, number in numbers.items())
         return total / sum(weights.values()) if numbers else math.nan
 
+    def judges(self, replies: Mapping[int, Reply], weight_decay: float = 0.0) -> _Judges:
+        """The clients of this round, of which none is asked how its residuals bend."""
+        return _Judges(self, None, (), replies, weight_decay)
+
+    @staticmethod
+    def outcome(
+        result: Result[Tensor] | None, value: float | None, trials: int, damping: float, radius: float | None
+    ) -> Outcome:
+        """What came of the trials of a step within a radius."""
+        return Outcome(result, value, trials, damping, None, radius)
+
     ask, say = _ask, _say
 
 
@@ -255,8 +296,14 @@ class _Judges:
     """The clients of a round as judges of the server's step."""
 
     def __init__(
-        self, round_: _Round, apply: Any, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]
+        self,
+        round_: _Round,
+        apply: Any,
+        updates: Sequence[ClientUpdate],
+        replies: Mapping[int, Reply],
+        weight_decay: float = 0.0,
     ) -> None:
+        self._decay = weight_decay
         self._round, self._apply, self._updates, self._replies = round_, apply, updates, replies
         self._local: Any = round_.stage.local
         self._losses = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
@@ -265,7 +312,7 @@ class _Judges:
                 "step control needs the clients' loss, and none of them told it: make their apps with "
                 "fipa.flower.client(..., objective=...), or leave step control out"
             )
-        self.loss = round_.mean(replies, self._losses)
+        self.loss = round_.mean(replies, self._losses) + self._penalty(round_.state.theta)
 
     def probe(self, theta: Tensor) -> Conversation[float]:
         """The clients' loss at a model. Who does not answer counts neither there nor at the broadcast model."""
@@ -273,7 +320,11 @@ class _Judges:
         if not answers.values or not answers.enough:
             return math.inf
         before = self._round.mean(self._replies, {client: self._losses[client] for client in answers.values})
-        return self._round.mean(self._replies, answers.values) + (self.loss - before)
+        here = self.loss - self._penalty(self._round.state.theta) - before
+        return self._round.mean(self._replies, answers.values) + here + self._penalty(theta)
+
+    def _penalty(self, theta: Tensor) -> float:
+        return 0.5 * self._decay * float(theta @ theta) if self._decay else 0.0
 
     def follow(self, rule: Rule, result: Result[Tensor]) -> Conversation[tuple[Result[Tensor], float]]:
         """Each client's correction is an update like any other: the same rule weighs it.
@@ -299,6 +350,18 @@ class _Judges:
 
 
 STAYS = "the model stays as it is"
+
+
+def _arrived(
+    updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], late: Sequence[Late]
+) -> list[Late]:
+    """Of the late answers those that are among a round's updates: of each client the last one."""
+    used = {update.client_id for update in updates} - set(replies)
+    found: dict[Any, Late] = {}
+    for one in sorted(late, key=lambda one: one.sent):
+        if one.update.client_id in used:
+            found[one.update.client_id] = one
+    return list(found.values())
 
 
 def _setting(rule: Rule, name: str) -> float | None:

@@ -14,6 +14,7 @@ from fipa.federation.executor import Executor
 from fipa.federation.local import LocalTransport
 from fipa.federation.memory import peak_mib, reset_peak
 from fipa.federation.messages import Transport, Who
+from fipa.federation.parameters import load_seen
 from fipa.federation.record import RoundRecord
 from fipa.federation.stage import stage_at
 
@@ -55,7 +56,8 @@ class Federation:
 
     def start(self) -> State:
         """Before the first round."""
-        return self.coordinator.start(self.site.initial)
+        seen = load_seen(self.arm.start) if self.arm.start is not None and self.arm.params is None else {}
+        return self.coordinator.start(self.site.initial, seen=seen)
 
     def rounds(self, state: State) -> Iterator[Done]:
         """Resume from a state, up to the arm's last round.

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from fipa.federation.arm import Arm
+from fipa.federation.control import StepControl
 from fipa.federation.executor import Executor, Scope
-from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Reply, Who
+from fipa.federation.messages import Answers, Ask, Bend, Curve, Gradient, Late, Loss, Order, Reply, Who
 
 Waiting = Callable[[], Answers]
 
@@ -26,7 +27,7 @@ class LocalTransport:
         self.site = executor.site(self.scope)
         self.num_examples = {number: client.num_examples for number, client in self.site.clients.items()}
         first = arm.participation.select(list(self.num_examples.values()), seed, 1)
-        bends = any(stage.control is not None and stage.control.acceleration for stage in arm.stages)
+        bends = any(isinstance(stage.control, StepControl) and stage.control.acceleration for stage in arm.stages)
         executor.prepare(self.scope, self._groups(first), self.site.initial, bends)
 
     def ask(self, ask: Ask) -> Waiting:
@@ -77,9 +78,14 @@ class LocalTransport:
             return {}
         down = [getattr(ask.question, name, None) for name in ("theta", "direction")]
         down += getattr(ask.question, "shared", {}).values()
+        downlink = len(ask.clients) * sum(_size(tensor) for tensor in down if tensor is not None)
+        if isinstance(ask.question, Curve):
+            downlink += sum(_size(delta) for delta in ask.question.deltas.values())
+            basis, holds = ask.question.basis, ask.question.holds
+            downlink += sum(basis.news_bytes(holds.get(client)) for client in ask.clients)
         return {
             "uplink": sum(_size(value) for value in values),
-            "downlink": len(ask.clients) * sum(_size(tensor) for tensor in down if tensor is not None),
+            "downlink": downlink,
             "messages": len(ask.clients) + len(values),
         }
 
@@ -87,6 +93,8 @@ class LocalTransport:
 def _about(ask: Ask) -> tuple[Any, ...]:
     """What the site's function of a question takes besides the clients."""
     question: Any = ask.question
+    if isinstance(question, Curve):
+        return question.theta, question.basis.columns, question.plan, question.deltas, ask.round_number
     assert isinstance(question, Gradient | Loss | Bend)
     tensors = (question.theta, question.direction) if isinstance(question, Bend) else (question.theta,)
     return *tensors, ask.round_number

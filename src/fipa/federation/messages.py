@@ -12,6 +12,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan as Plan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
+from fipa.federation.basis import Basis
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,29 @@ class Bend:
     direction: Tensor
 
 
-Question = Who | Order | Gradient | Loss | Bend
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The curvature at a model in the shared basis. Answered with a tensor: see `BasisCurvature.packed`.
+
+    Parameters
+    ----------
+    theta, basis, plan
+        The model, the basis, and how to compute it.
+    holds
+        The version of the basis that clients have a copy of: they are sent what is new.
+    deltas
+        The updates of clients that train.
+    """
+
+    method: ClassVar[str] = "curvatures"
+    theta: Tensor
+    basis: Basis
+    plan: Plan
+    holds: Mapping[int, int] = field(default_factory=dict)
+    deltas: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+Question = Who | Order | Gradient | Loss | Bend | Curve
 
 
 @dataclass(frozen=True, eq=False)

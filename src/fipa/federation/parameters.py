@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,11 +13,26 @@ from torch import Tensor
 from fipa.errors import FipaError
 
 
-def save_theta(path: Path, theta: Tensor) -> None:
-    """Write flat parameters in one step."""
+Seen = Mapping[int, tuple[int, Tensor]]  # of each client, its examples and its last update as a gradient
+
+
+def save_theta(path: Path, theta: Tensor, seen: Seen | None = None) -> None:
+    """Write flat parameters in one step, and what is known of the clients that led there."""
     partial = path.with_suffix(".part")
-    save_file({"theta": theta}, partial)
+    tensors = {"theta": theta}
+    if seen:
+        counts = [[client, examples] for client, (examples, _) in seen.items()]
+        tensors["clients"] = torch.tensor(counts, dtype=torch.int64)
+        tensors["gradients"] = torch.stack([gradient for _, gradient in seen.values()])
+    save_file(tensors, partial)
     os.replace(partial, path)
+
+
+def load_seen(path: str | Path) -> dict[int, tuple[int, Tensor]]:
+    """What `save_theta` wrote about clients."""
+    tensors = load_file(path)
+    rows = zip(tensors.get("clients", ()), tensors.get("gradients", ()), strict=True)
+    return {int(client): (int(examples), gradient.clone()) for (client, examples), gradient in rows}
 
 
 def load_theta(path: str | Path) -> Tensor:

@@ -16,6 +16,7 @@ from fipa.clients.client import Client, pooled
 from fipa.clients.descent import Descent
 from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.clients.rule import LocalRule, LocalWork, Memory
+from fipa.curvature.basis import BasisCurvature
 from fipa.curvature.sketch import Sketch, SketchPlan
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.errors import Diverged, FipaError, NotFinite
@@ -112,6 +113,25 @@ class Site:
         with torch.no_grad():
             return torch.stack([self._objectives[client].bend(theta, direction) for client in clients])
 
+    def curvatures(
+        self,
+        clients: Sequence[int],
+        theta: Tensor,
+        basis: Tensor,
+        plan: CurvaturePlan,
+        deltas: Mapping[int, Tensor],
+        round_number: int = 0,
+    ) -> list[Tensor]:
+        """Each client's curvature in a shared basis, as it travels."""
+        self._turn(round_number)
+        self.problem.load(theta)
+        found = []
+        for client in clients:
+            summary = self._compute(plan, client, round_number, deltas.get(client), basis)
+            assert isinstance(summary, BasisCurvature)
+            found.append(summary.packed())
+        return found
+
     def prepare(self, clients: Sequence[int], theta: Tensor, bends: bool = False) -> list[None]:
         """Stack and trace what rounds will need, so that the first round takes no longer than the others."""
         self.losses(clients, theta)
@@ -154,7 +174,7 @@ class Site:
                     f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
                 )
             curvature: CurvatureSummary | None = sketches.get(client)
-            if curvature is None and order.plan is not None:  # after training, but still at the broadcast model
+            if curvature is None and order.plan is not None and order.plan.makes is not BasisCurvature:  # after training, but still at the broadcast model
                 curvature = self._compute(order.plan, client, order.round_number, delta)
             update = ClientUpdate(delta, self.clients[client].num_examples, curvature, client)
             lr, memory = rule.lr_at(order.round_number, order.lr_scale), order.memories.get(client, {})
@@ -181,10 +201,15 @@ class Site:
         return replace(one, data=data, transform=None)
 
     def _compute(
-        self, plan: CurvaturePlan, client: int, round_number: int, delta: Tensor | None = None
+        self,
+        plan: CurvaturePlan,
+        client: int,
+        round_number: int,
+        delta: Tensor | None = None,
+        basis: Tensor | None = None,
     ) -> CurvatureSummary:
         seed = seed_for(self.seed, "sketch", round_number, client)
-        occasion = Occasion(seed, seed_for(self.seed, "test matrix", round_number), delta)
+        occasion = Occasion(seed, seed_for(self.seed, "test matrix", round_number), delta, basis)
         try:
             return plan.compute(self.problem.model, self.problem.layout, self._ready(client), occasion)
         except (NotFinite, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]

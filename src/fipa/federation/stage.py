@@ -8,6 +8,7 @@ from typing import Any
 
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.rule import Rule
+from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.rule import LocalRule
 from fipa.curvature.sketch import SketchPlan
@@ -15,6 +16,7 @@ from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
+from fipa.federation.trust import TrustRegion
 from fipa.randomness import seed_for
 
 
@@ -46,7 +48,7 @@ class Stage:
     plan: CurvaturePlan | None = None
     lr_scale: float = 1.0
     damping_decay: float = 1.0
-    control: StepControl | None = None
+    control: StepControl | TrustRegion | None = None
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
     evaluate_every: int = 1
@@ -76,14 +78,16 @@ class Stage:
 
 
 def check_together(
-    rule: Rule, local: LocalRule | None, plan: CurvaturePlan | None, control: StepControl | None
+    rule: Rule, local: LocalRule | None, plan: CurvaturePlan | None, control: StepControl | TrustRegion | None
 ) -> None:
     """Refuse settings of server and clients that only work in pairs."""
     newton = isinstance(local, GaussNewton)
-    if control is not None and control.acceleration is not None:
+    if isinstance(control, StepControl) and control.acceleration is not None:
         sketches = isinstance(rule, FIPA | CompletedFIPA) and isinstance(plan, SketchPlan)
         if not newton or not sketches:
             raise FipaError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
+    if isinstance(control, TrustRegion) and not isinstance(rule, SharedFIPA):
+        raise FipaError(f"a trust region is for SharedFIPA, not for {type(rule).__name__}: use step control")
     if isinstance(local, GaussNewton):
         local.check_floor(floor_of(rule))
 

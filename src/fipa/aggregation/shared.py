@@ -1,0 +1,123 @@
+r"""FIPA in a basis that all clients share.
+
+With $S = \sum_m w_m S_m$, $S_m = Q^\top H_m Q$ and the clients' gradients $g = \sum_m w_m g_m$ the step is
+$d = -Q (S + \beta I)^{-1} Q^\top g$: the paper's rule, with each $H_m$ seen through Q, for clients that take one
+Gauss-Newton step. Clients that train send their update and $Q^\top H_m \Delta\theta_m$ instead, and the step is that of
+the completed rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.cohort import Cohort
+from fipa.aggregation.rule import Step, check_not_negative
+from fipa.curvature.basis import BasisCurvature, BasisPlan
+from fipa.errors import FipaError, UpdateError
+from fipa.linalg import eigh
+
+
+@dataclass(frozen=True)
+class SharedFIPA:
+    r"""$\arg\min_d\; g^\top d + \frac12 d^\top (Q S Q^\top + \beta I) d$ over the span of Q, with $|d| \le$ `radius`.
+
+    Clients with `fipa.FullGradient()` send $\Delta\theta_m = -g_m$. Of clients that train, with a `moment` in their
+    curvature, the minimum of $\sum_m w_m (d - \Delta\theta_m)^\top (Q S_m Q^\top + \beta I) (d - \Delta\theta_m)$ is
+    taken, whose last term also moves what lies outside of the basis.
+
+    Parameters
+    ----------
+    damping
+        $\beta$.
+    radius
+        Longest step; None for any length.
+    columns
+        Most columns of the basis.
+    directions
+        Most new columns in a round; None takes what all clients of the round add.
+    weight_decay
+        Coefficient of $\frac12 |\theta|^2$, which the server adds to loss, gradient and curvature.
+    discount
+        A remembered client's weight is multiplied by this for each round since it was seen.
+    """
+
+    damping: float = 0.0
+    radius: float | None = None
+    columns: int = 200
+    directions: int | None = None
+    weight_decay: float = 0.0
+    discount: float = 1.0
+
+    needs = BasisPlan
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, damping=self.damping, weight_decay=self.weight_decay)
+        if self.radius is not None and not self.radius > 0:
+            raise FipaError(f"SharedFIPA(radius={self.radius}): must be positive, or None")
+        if self.columns < 1 or (self.directions is not None and self.directions < 1):
+            raise FipaError("SharedFIPA: columns and directions must be at least 1")
+        if not 0 < self.discount <= 1:
+            raise FipaError(f"SharedFIPA(discount={self.discount}): must be above 0 and at most 1")
+
+    def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
+        summaries = cohort.require(BasisCurvature, "SharedFIPA")
+        trained = {len(one.moment) > 0 for one in summaries}
+        if len(trained) > 1:
+            raise UpdateError("some clients sent an update with its moment, others a gradient: ask all of them alike")
+        basis = summaries[0].basis
+        for client, one in zip(cohort.clients, summaries, strict=True):
+            if one.basis.shape != basis.shape or not torch.equal(one.basis, basis):
+                raise UpdateError(f"{client} sent a curvature in another basis: send all clients of a round the same")
+        values, vectors = cohort.remember(_spectrum)
+        mean = cohort.mean_delta
+        if trained == {True}:
+            moment = sum(w * one.moment.double() for w, one in zip(cohort.weights, summaries, strict=True))
+            inside = moment + self.damping * (basis.T @ mean).double()
+        else:
+            inside = (basis.T @ mean).double()
+        solved, shift = _within(values, vectors.T @ inside, self.damping, self.radius)
+        d = basis @ (vectors @ solved).to(basis)
+        if trained == {True}:
+            d = d + (mean - basis @ (basis.T @ mean))
+        kept = values.clamp(min=0)
+        effective = float((kept / (kept + shift)).sum()) if shift else float((kept > 0).sum())
+        condition = float((kept[0] + shift) / (kept[-1] + shift)) if len(kept) and kept[-1] + shift > 0 else math.inf
+        projections = [w * float(delta @ d) for w, delta in zip(cohort.weights, cohort.deltas, strict=True)]
+        return Step(d, effective, condition, projections)
+
+
+def _spectrum(cohort: Cohort) -> tuple[Tensor, Tensor]:
+    """Of the mean curvature, in double precision, the largest eigenvalue first."""
+    summaries = cohort.require(BasisCurvature, "SharedFIPA")
+    total = sum(w * one.matrix.double() for w, one in zip(cohort.weights, summaries, strict=True))
+    assert isinstance(total, Tensor)
+    values, vectors = eigh((total + total.T) / 2)
+    return values.flip(0), vectors.flip(1)
+
+
+def _within(values: Tensor, inside: Tensor, damping: float, radius: float | None) -> tuple[Tensor, float]:
+    r"""$(\Lambda + \mu I)^{-1}$ times a vector, with the least $\mu \ge$ `damping` that keeps it within the radius."""
+    least = torch.finfo(torch.float32).eps * float(values[:1].clamp(min=0).sum())  # rounding is no curvature
+    kept = values.clamp(min=0)
+
+    def solved(shift: float) -> Tensor:
+        return inside / (kept + shift)
+
+    low = max(damping, least, torch.finfo(torch.float64).tiny)
+    if radius is None or float(solved(low).norm()) <= radius:
+        return solved(low), low
+    high = low + float(inside.norm()) / radius  # here the step is short enough in any case
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if float(solved(middle).norm()) > radius:
+            low = middle
+        else:
+            high = middle
+        if high <= low * (1 + 1e-12):
+            break
+    return solved(high), high

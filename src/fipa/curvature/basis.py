@@ -1,0 +1,181 @@
+r"""Curvature in a basis that all clients share: $Q^\top H_m Q$, a small matrix in the place of eigenvectors.
+
+The columns of Q (p x k) are known to the server and to every client. With the rows $A_m$ of the Gauss-Newton matrix,
+$H_m = A_m^\top A_m$, the answer is $(A_m Q)^\top (A_m Q)$: one product with each column, and no eigen-solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from fipa.curvature.operator import check_finite
+from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.terms import LossName
+from fipa.errors import SketchError
+from fipa.layout import Layout, ParamSelection
+
+_NEGATIVE = 1e-4  # of the largest diagonal entry: how far rounding may take a matrix below zero
+
+
+@dataclass(frozen=True, eq=False)
+class BasisCurvature(CurvatureSummary):
+    r"""A client's curvature, seen through a basis.
+
+    Attributes
+    ----------
+    matrix
+        $S_m = Q^\top H_m Q$ (k x k).
+    moment
+        $Q^\top H_m \Delta\theta_m$ (k), for clients that train; empty for those that send their gradient.
+    basis
+        Q (p x k), which every party has: it does not travel with the answer.
+    layout
+        Names and shapes of the parameters that the rows of Q stand for, in order.
+    """
+
+    matrix: Tensor
+    moment: Tensor
+    basis: Tensor
+    layout: Layout
+
+    kind = "basis"
+    made_by = "fipa.basis_curvature"
+    roughest = "float32"  # what is small here decides where the server's step is long
+    unlike = "a curvature in another basis"
+
+    def tensors(self) -> dict[str, Tensor]:  # noqa: D102
+        return {"matrix": self.matrix, "moment": self.moment, "basis": self.basis}
+
+    def sent(self) -> dict[str, Tensor]:
+        """The tensors that travel: of a symmetric matrix one half."""
+        return {"half": pack(self.matrix), "moment": self.moment}
+
+    def problem(self, parameters: int) -> str | None:  # noqa: D102
+        k = self.basis.shape[-1]
+        problem = wrong_shape("basis", self.basis, (parameters, k)) or wrong_shape("matrix", self.matrix, (k, k))
+        if problem or len(self.moment) in (0, k):
+            return problem or _indefinite(self.matrix)
+        return wrong_shape("moment", self.moment, (k,))
+
+    @classmethod
+    def expected(  # noqa: D102
+        cls, plan: Any, layout: Layout, about: Mapping[str, Any], found: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        raise SketchError("has a matrix in a shared basis where none was asked for: it is the answer to a second trip")
+
+    @classmethod
+    def unpacked(cls, answer: Tensor, basis: Tensor, layout: Layout) -> Self:
+        """The summary from `packed`; an answer that cannot be is a `SketchError`."""
+        k = basis.shape[1]
+        half = k * (k + 1) // 2
+        if answer.shape not in ((half,), (half + k,)):
+            raise SketchError(f"has {answer.numel()} numbers for a basis of {k} columns, expected {half} or {half + k}")
+        summary = cls(unpack(answer[:half], k), answer[half:].clone(), basis, layout)
+        problem = _indefinite(summary.matrix)
+        if problem:
+            raise SketchError(problem)
+        return summary
+
+    def packed(self) -> Tensor:
+        """All that travels, in one piece."""
+        return torch.cat(list(self.sent().values()))
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """One half of a symmetric matrix, row by row (k (k + 1) / 2)."""
+    rows, columns = torch.tril_indices(*matrix.shape)
+    return matrix[rows, columns]
+
+
+def unpack(half: Tensor, size: int) -> Tensor:
+    """The symmetric matrix of which `pack` took one half."""
+    rows, columns = torch.tril_indices(size, size)
+    matrix = half.new_zeros(size, size)
+    matrix[rows, columns] = half
+    matrix[columns, rows] = half
+    return matrix
+
+
+def basis_curvature(
+    model: nn.Module,
+    data: Any,
+    loss: LossName = "cross_entropy",
+    *,
+    basis: Tensor,
+    delta: Tensor | None = None,
+    params: ParamSelection = None,
+    route: Route = "auto",
+    max_examples: int | None = None,
+    sampled_labels: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    seed: int = 0,
+) -> BasisCurvature:
+    r"""$Q^\top H_m Q$ at the model's present parameters, in eval mode.
+
+    Parameters
+    ----------
+    model, data, loss, params, route, max_examples, sampled_labels, dtype, device, memory_limit, seed
+        As for `fipa.sketch`.
+    basis
+        Q (p x k), the same for all clients of a round.
+    delta
+        The flat update of a client that trains, whose $Q^\top H_m \Delta\theta_m$ is then told as well.
+
+    >>> model = nn.Linear(4, 3)
+    >>> Q, _ = torch.linalg.qr(torch.randn(15, 6))
+    >>> basis_curvature(model, torch.randn(50, 4), basis=Q).matrix.shape
+    torch.Size([6, 6])
+    """
+    with curvature_of(
+        model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
+        dtype=dtype, device=device, memory_limit=memory_limit, generator=torch.Generator().manual_seed(seed),
+    ) as (operator, layout, _):  # fmt: skip
+        like = operator.like
+        if basis.dim() != 2 or len(basis) != layout.numel:
+            raise SketchError(f"basis has shape {tuple(basis.shape)}, expected {layout.numel} rows: one per parameter")
+        seen = [basis.to(like)] if delta is None else [basis.to(like), delta.reshape(-1, 1).to(like)]
+        product = operator.forward(torch.cat(seen, dim=1))
+    k = basis.shape[1]
+    inside = product[:, :k]
+    matrix = inside.T @ inside
+    matrix = (matrix + matrix.T) / 2  # exact symmetry: only one half travels
+    moment = (inside.T @ product[:, k:])[:, 0] if delta is not None else matrix.new_zeros(0)
+    check_finite(matrix)
+    return BasisCurvature(matrix, moment, seen[0], layout)
+
+
+@dataclass(frozen=True)
+class BasisPlan(CurvaturePlan):
+    """A matrix in the shared basis, as for `fipa.basis_curvature`."""
+
+    route: Route = "auto"
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    makes = BasisCurvature
+
+    def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> BasisCurvature:
+        """The client's matrix in the occasion's basis."""
+        if occasion.basis is None:
+            raise SketchError("a curvature in a shared basis needs one: give Occasion(..., basis=...)")
+        return basis_curvature(
+            model, client.tensors, client.loss, basis=occasion.basis, delta=occasion.delta, params=layout.names,
+            route=self.route, max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=occasion.seed,
+        )  # fmt: skip
+
+
+def _indefinite(matrix: Tensor) -> str | None:
+    """A sentence about a matrix that cannot be a curvature, or None; its eigenvalues are the server's to look at."""
+    diagonal = matrix.diagonal()
+    if len(diagonal) and bool(diagonal.min() < -_NEGATIVE * diagonal.abs().max()):
+        return f"sent a matrix with {float(diagonal.min()):.3g} on its diagonal: a curvature is not negative"
+    return None

@@ -1,0 +1,278 @@
+"""The server's part of a round in a shared basis: two trips, and a memory of every client.
+
+The first trip has brought the clients' gradients. They widen the basis; the second trip brings each client's curvature
+in it. The step is that of all clients ever seen, with what each of them told last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.rule import aggregator
+from fipa.aggregation.shared import SharedFIPA
+from fipa.aggregation.update import ClientUpdate
+from fipa.clients.gradient import FullGradient
+from fipa.curvature.basis import BasisCurvature
+from fipa.errors import Diverged, SketchError
+from fipa.federation.basis import ROOM, Basis
+from fipa.federation.control import Conversation, StepControl, controlled
+from fipa.federation.messages import Curve, Late, Reply
+from fipa.federation.quadratics import Quadratics
+from fipa.federation.trust import TrustRegion
+from fipa.layout import Layout
+from fipa.linalg import aligned
+from fipa.randomness import generator_for
+
+if TYPE_CHECKING:
+    from fipa.federation.coordinator import Outcome, _Round
+
+TRAIL = 20  # rounds whose late answers can still be placed
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What lasts from round to round.
+
+    Attributes
+    ----------
+    basis, clients
+        Q, and what is known of every client.
+    holds
+        The version of the basis that each client has a copy of.
+    trail
+        By round, where the model has moved since it was broadcast (k each): for answers that come late.
+    full_length
+        Whether the last step was as long as the radius allowed.
+    """
+
+    basis: Basis
+    clients: Quadratics
+    holds: Mapping[int, int] = field(default_factory=dict)
+    trail: Mapping[int, Tensor] = field(default_factory=dict)
+    full_length: bool = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a rule's state."""
+        parts = {f"basis.{name}": t for name, t in self.basis.tensors().items()}
+        parts |= {f"clients.{name}": t for name, t in self.clients.tensors().items()}
+        parts |= {f"trail.{k}": z for k, z in self.trail.items()}
+        parts["holds"] = torch.tensor([*self.holds.items()], dtype=torch.int64).reshape(-1, 2)
+        return parts | {"full_length": torch.tensor(self.full_length)}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Shared:
+        """What `tensors` gave."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        holds = {int(client): int(version) for client, version in tensors["holds"]}
+        trail = {int(k): z for k, z in part("trail.").items()}
+        known = Quadratics.of(part("clients."))
+        return cls(Basis.of(part("basis.")), known, holds, trail, bool(tensors["full_length"]))
+
+    def widened(self, basis: Basis) -> Shared:
+        """With a basis that has more columns at its end."""
+        extra = len(basis) - len(self.basis)
+        trail = {k: torch.nn.functional.pad(z, (0, extra)) for k, z in self.trail.items()}
+        return replace(self, basis=basis, clients=self.clients.widened(len(basis)), trail=trail)
+
+    def with_room(self, new: int, limit: int, weights: Tensor) -> Shared:
+        """With place for `new` columns: the leading directions of the clients' curvature stay."""
+        if len(self.basis) + new <= limit:
+            return self
+        keep = max(0, min(limit - new, round((1 - ROOM) * limit)))
+        gram, move = self.basis.gram(), self.basis.turn(self.clients.curvature(weights), keep)
+        R = move.tensor
+        trail = {k: z @ (gram @ R).to(z) for k, z in self.trail.items()}
+        return replace(self, basis=self.basis.moved(move), clients=self.clients.turned(R, gram), trail=trail)
+
+    def moved(self, k: int, step: Tensor, full_length: bool) -> Shared:
+        """After the model of round k has moved by Q times `step`."""
+        trail = {**self.trail, k: torch.zeros_like(step)}
+        trail = {r: z + step.to(z) for r, z in trail.items() if r > k - TRAIL}
+        return replace(self, clients=self.clients.moved(step), trail=trail, full_length=full_length)
+
+
+class SharedStep:
+    """The server's part of one round."""
+
+    def __init__(self, round_: _Round, rule: SharedFIPA, replies: Mapping[int, Reply], late: Sequence[Late]) -> None:
+        self.round, self.rule, self.replies, self.late = round_, rule, replies, late
+        state = round_.state
+        self.theta = state.theta
+        self._layout = Layout.of({"parameters": state.theta})
+        self.trains = not isinstance(round_.stage.local, FullGradient)
+        self.memory = Shared.of(state.rule_state) if state.rule_state else self._seeded()
+
+    def run(self) -> Conversation[Outcome]:
+        """Widen the basis, ask for curvatures, remember, and step."""
+        radius, ratio = self.round.state.control_value, self._foretold()
+        self._widen()
+        yield from self._curvatures()
+        pooled = self._pooled()
+        outcome = yield from self._controlled(pooled, radius, ratio)
+        step = torch.zeros(len(self.memory.basis), dtype=self.theta.dtype)
+        if outcome.result is not None:
+            step = self.memory.basis.columns.to(self.theta).T @ (outcome.result.theta - self.theta)
+        full = outcome.result is not None and outcome.radius is not None and (
+            float(step.norm()) > 0.99 * outcome.radius
+        )
+        return replace(outcome, rule_state=self.memory.moved(self.round.k, step, full).tensors())
+
+    def _seeded(self) -> Shared:
+        """With the last updates of a warm-up as directions, and as gradients of clients that nobody has asked yet."""
+        basis, seen = Basis.empty(len(self.theta)), self.round.state.seen
+        clients = Quadratics.none(self.theta)
+        for client, (examples, gradient) in sorted(seen.items()):
+            clients = clients.told(client, examples, 0, None, gradient, None)
+        if seen:
+            directions = [gradient for _, (_, gradient) in sorted(seen.items())]
+            basis = basis.widened(directions, self._generator("seed"), self.rule.columns)
+        return Shared(basis, clients.widened(len(basis)))
+
+    def _foretold(self) -> float:
+        """What the losses of those who came back fell by, divided by what their quadratics had foretold."""
+        clients, basis = self.memory.clients, self.memory.basis
+        if not len(clients):
+            return math.nan
+        foretold, fell, expected = clients.predicted(basis), 0.0, 0.0
+        for client, reply in self.replies.items():
+            place = clients.place(client)
+            if place is None or reply.loss is None or not math.isfinite(float(foretold[place])):
+                continue
+            before, weight = float(clients.losses[place]), reply.update.num_examples
+            fell += weight * (before - reply.loss)
+            expected += weight * (before - float(foretold[place]))
+        return fell / expected if expected > 0 else math.nan
+
+    def _widen(self) -> None:
+        directions: list[Tensor] = [_flat(reply.update) for reply in self.replies.values()]
+        if self.rule.weight_decay:
+            directions.append(self.theta)
+        memory, rule = self.memory, self.rule
+        most = min(len(directions), rule.columns, rule.directions or rule.columns)
+        if len(memory.basis) + most > rule.columns and len(memory.clients):
+            memory = memory.with_room(most, rule.columns, memory.clients.weights(self.round.k, rule.discount))
+        self.memory = memory.widened(memory.basis.widened(directions, self._generator("mix"), most))
+
+    def _curvatures(self) -> Conversation[None]:
+        """The second trip; who does not answer it is remembered with the curvature that it told before."""
+        memory, k, plan = self.memory, self.round.k, self.round.stage.plan
+        assert plan is not None
+        deltas = {client: _flat(reply.update) for client, reply in self.replies.items()} if self.trains else {}
+        answers = yield from self.round.ask(list(self.replies), Curve(self.theta, memory.basis, plan, memory.holds, deltas))
+        holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
+        basis, told = memory.basis.columns.to(self.theta), memory.clients
+        for client, reply in self.replies.items():
+            matrix, gradient = None, -_flat(reply.update)
+            if client in answers.values:
+                try:
+                    summary = BasisCurvature.unpacked(aligned(answers.values[client]), basis, self._layout)
+                except SketchError as error:
+                    self.round.say(client, f"refused: its curvature {error}")
+                    continue
+                matrix = summary.matrix
+                if self.trains:
+                    gradient = -(basis @ summary.moment + self.rule.damping * _flat(reply.update))
+            elif self.trains:
+                continue  # without curvature nobody knows what its update is worth
+            told = told.told(client, reply.update.num_examples, k, reply.loss, gradient, matrix)
+        for one in self.late:
+            told = self._late(told, one)
+        self.memory = replace(memory, clients=told, holds=holds)
+
+    def _late(self, told: Quadratics, one: Late) -> Quadratics:
+        """A gradient of an earlier model, which has moved since."""
+        client, moved = one.update.client_id, self.memory.trail.get(one.sent)
+        assert isinstance(client, int)
+        if moved is None or self.trains:
+            return told
+        told = told.told(client, one.update.num_examples, one.sent, None, -_flat(one.update), None)
+        moves = told.moves.clone()
+        moves[told.place(client)] = moved
+        return replace(told, moves=moves)
+
+    def _pooled(self) -> ClientUpdate:
+        """All clients as one, at the present model."""
+        memory, rule = self.memory, self.rule
+        weights = memory.clients.weights(self.round.k, rule.discount)
+        basis = memory.basis.columns.to(self.theta)
+        gradient = memory.clients.gradient(memory.basis, weights) + rule.weight_decay * self.theta
+        curvature = memory.clients.curvature(weights)
+        curvature += rule.weight_decay * torch.eye(len(curvature), dtype=curvature.dtype)
+        matrix = curvature.to(self.theta)
+        layout = self._layout
+        examples = int(memory.clients.examples.sum())
+        if not self.trains:
+            sketch = BasisCurvature(matrix, matrix.new_zeros(0), basis, layout)
+            return ClientUpdate(-gradient, examples, sketch)
+        inside = basis.T @ gradient
+        outside = (gradient - basis @ inside) / (rule.damping or 1.0)
+        return ClientUpdate(-outside, examples, BasisCurvature(matrix, -inside, basis, layout))
+
+    def _controlled(self, pooled: ClientUpdate, radius: float | None, ratio: float) -> Conversation[Outcome]:
+        """The step, judged by the clients where all of them are here."""
+        control, rule = self.round.stage.control, self.rule
+        apply = aggregator(self.theta, [pooled])
+        if control is None:
+            return self.round.outcome(apply(rule, {}), None, 1, rule.damping, rule.radius)
+        judges = self.round.judges(self.replies, rule.weight_decay)
+        if isinstance(control, StepControl):
+            value = control.start(rule) if radius is None else radius
+            trial = yield from controlled(
+                control, rule, value, judges.loss, lambda tried: apply(tried, {}), judges.probe, judges.follow
+            )
+            return self.round.outcome(trial.result, trial.value, trial.trials, trial.used, rule.radius)
+        radius = control.initial * float(self.theta.norm()) if radius is None else radius
+        if len(self.replies) < self.round.population:
+            radius = control.adapted(radius, ratio, self.memory.full_length)
+            result = apply(replace(rule, radius=radius), {})
+            return self.round.outcome(result, radius, 1, rule.damping, radius)
+        return (yield from self._judged(control, apply, judges, pooled, radius))
+
+    def _judged(
+        self, control: TrustRegion, apply: Any, judges: Any, pooled: ClientUpdate, radius: float
+    ) -> Conversation[Outcome]:
+        """Shorter steps until the clients' loss falls, or longer ones as long as it falls further."""
+        best, taken, used, trials = judges.loss, None, radius, 0
+        while trials < control.trials:
+            trials += 1
+            try:
+                result = apply(replace(self.rule, radius=radius), {})
+                reached = yield from judges.probe(result.theta)
+            except Diverged:
+                reached = math.inf
+            if reached >= best and taken is not None:
+                break
+            step = result.theta - self.theta
+            full = float(step.norm()) > 0.99 * radius
+            wider = control.adapted(radius, (judges.loss - reached) / self._expected(pooled, step), full)
+            if reached < best:
+                best, taken, used = reached, result, radius
+                if wider <= radius:
+                    return self.round.outcome(taken, wider, trials, self.rule.damping, used)
+            radius = wider if reached < math.inf else radius / 2
+        return self.round.outcome(taken, used if taken is not None else radius, trials, self.rule.damping, used)
+
+    def _expected(self, pooled: ClientUpdate, step: Tensor) -> float:
+        """By how much the loss falls, as the quadratics have it."""
+        sketch = pooled.sketch
+        assert isinstance(sketch, BasisCurvature)
+        inside = sketch.basis.T @ step
+        gradient = sketch.moment @ inside if self.trains else _flat(pooled) @ step
+        return max(float(gradient - inside @ sketch.matrix @ inside / 2), torch.finfo(torch.float64).tiny)
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        return generator_for(self.round.seed, f"basis: {purpose}", self.round.k)
+
+
+def _flat(update: ClientUpdate) -> Tensor:
+    assert isinstance(update.delta, Tensor)
+    return update.delta

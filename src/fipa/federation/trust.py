@@ -1,0 +1,44 @@
+"""A trust region: how far the server may step, from how well its quadratics foretold the clients' losses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fipa.errors import FipaError
+
+
+@dataclass(frozen=True)
+class TrustRegion:
+    r"""Limits the length of a step, and learns the limit.
+
+    Where all clients take part they judge every step: one that raises their loss is not taken, and a shorter one is
+    tried. Where only some do, nobody is asked twice: clients that come back report their loss anyway, and the server
+    had foretold it. In both cases $\rho$ is what the loss fell by, divided by what was foretold.
+
+    Parameters
+    ----------
+    initial
+        First radius as a share of the parameters' length.
+    bad, good
+        Below a $\rho$ of `bad` the radius is halved, above `good` it is doubled if the last step had its full length.
+    trials
+        Most steps that are tried in one round, where all clients judge them.
+    """
+
+    initial: float = 0.1
+    bad: float = 0.25
+    good: float = 0.75
+    trials: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.initial > 0 or not 0 <= self.bad < self.good or self.trials < 1:
+            raise FipaError("trust region: initial must be positive, bad below good, and trials at least 1")
+
+    def adapted(self, radius: float, ratio: float, full_length: bool) -> float:
+        """The radius after a step, or after some clients have come back; NaN tells nothing."""
+        if math.isnan(ratio):
+            return radius
+        if ratio < self.bad:
+            return radius / 2
+        return 2 * radius if ratio > self.good and full_length else radius
