@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,10 +24,14 @@ ROOM = 0.25  # share of the columns that makes place for new ones when the basis
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """One change of a basis: the columns `new` (p x n) to add, or a turn R (k x k') to multiply from the right."""
+    """One change of a basis: columns (p x n) to add, or a turn R (k x k') to multiply from the right.
+
+    `mark` is the checksum of the basis that it is for.
+    """
 
     tensor: Tensor
     turns: bool = False
+    mark: str = ""
 
     def __call__(self, columns: Tensor) -> Tensor:
         """The basis after it, the same bits on every machine."""
@@ -68,14 +72,13 @@ class Basis:
         return self.columns.shape[1]
 
     @property
-    def checksum(self) -> str:
-        """Of all columns, the same on every machine."""
-        words = self.columns.contiguous().numpy().astype("<f4", copy=False)
-        return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest()
+    def mark(self) -> str:
+        """A checksum of all columns, the same on every machine."""
+        return mark_of(self.columns)
 
     def moved(self, move: Move) -> Basis:
         """After one more move. Moves that are together larger than the basis itself are forgotten."""
-        columns, moves, size = move(self.columns), [*self.moves, move], 0
+        columns, moves, size = move(self.columns), [*self.moves, replace(move, mark=self.mark)], 0
         whole = columns.numel() * columns.element_size()
         kept = 0
         for one in reversed(moves):
@@ -85,23 +88,14 @@ class Basis:
             kept += 1
         return Basis(columns, self.version + 1, tuple(moves[len(moves) - kept :]))
 
-    def news(self, version: int | None) -> tuple[Move, ...] | None:
-        """The moves since a version; None if all columns must be sent."""
-        behind = None if version is None else self.version - version
-        if behind is None or behind > len(self.moves) or behind < 0:
-            return None
+    def news(self, version: int | None) -> tuple[Move, ...]:
+        """What brings a copy of that version up to date: the moves since, or all columns for one that is empty."""
+        behind = len(self.moves) + 1 if version is None else self.version - version
+        if not 0 <= behind <= len(self.moves):
+            return (Move(self.columns, mark=mark_of(self.columns[:, :0])),)
         return self.moves[len(self.moves) - behind :]
 
-    def news_bytes(self, version: int | None) -> int:
-        """What it takes to bring a client up to date."""
-        moves = self.news(version)
-        if moves is None:
-            return self.columns.numel() * self.columns.element_size()
-        return sum(move.nbytes for move in moves)
-
-    def widened(
-        self, directions: Sequence[Tensor], generator: torch.Generator, most: int | None = None
-    ) -> Basis:
+    def widened(self, directions: Sequence[Tensor], generator: torch.Generator, most: int | None = None) -> Basis:
         """With the span of more directions (p each) in it, or with the `most` leading ones of what they add.
 
         New columns are mixed by a random rotation: none of them is one client's direction.
@@ -129,13 +123,16 @@ class Basis:
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
         kinds = torch.tensor([move.turns for move in self.moves], dtype=torch.bool)
+        marks = [list(bytes.fromhex(move.mark)) for move in self.moves]
         named = {f"move.{i}": move.tensor for i, move in enumerate(self.moves)}
+        named["marks"] = torch.tensor(marks, dtype=torch.uint8)
         return {"columns": self.columns, "version": torch.tensor(self.version), "kinds": kinds, **named}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Basis:
         """What `tensors` gave."""
-        moves = tuple(Move(tensors[f"move.{i}"], bool(kind)) for i, kind in enumerate(tensors["kinds"]))
+        pairs = enumerate(zip(tensors["kinds"].tolist(), tensors["marks"].tolist(), strict=True))
+        moves = tuple(Move(tensors[f"move.{i}"], kind, bytes(mark).hex()) for i, (kind, mark) in pairs)
         return cls(tensors["columns"], int(tensors["version"]), moves)
 
 
@@ -164,13 +161,16 @@ def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.T) / 2
 
 
-def follow(basis: Tensor, moves: Sequence[Move]) -> Tensor:
+def mark_of(columns: Tensor) -> str:
+    """A checksum of a basis, the same on every machine."""
+    words = columns.contiguous().numpy().astype("<f4", copy=False)
+    return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest()
+
+
+def follow(columns: Tensor, moves: Sequence[Move]) -> Tensor:
     """A client's copy after some moves."""
     for move in moves:
-        width = len(move.tensor) if not move.turns else basis.shape[1]
-        if (move.turns and len(move.tensor) != basis.shape[1]) or (not move.turns and width != len(basis)):
+        if len(move.tensor) != (columns.shape[1] if move.turns else len(columns)):
             raise FipaError("a move of the shared basis does not fit this copy of it: ask for all columns")
-        basis = move(basis)
-    return basis
-
-
+        columns = move(columns)
+    return columns

@@ -22,7 +22,7 @@ from fipa.curvature.sketch import Sketch
 from fipa.errors import Diverged, FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals
-from fipa.federation.control import Conversation, controlled
+from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
 from fipa.federation.parameters import Seen
 from fipa.federation.record import RoundRecord, event
@@ -134,7 +134,6 @@ class _Round:
             for note in reply.notes:
                 self._say(client, note)
         since = self.k - self.place
-        waiting = self.state.late
         updates, late = arrivals(self.arm, self.stage, self.k, since, self.state.late, answers, self._say)
         outcome = Outcome(control_value=self.state.control_value)
         if not answers.enough:
@@ -143,10 +142,11 @@ class _Round:
             self._say(None, f"nobody answered in time: {STAYS}")
         else:
             if isinstance(self.stage.rule, SharedFIPA):
-                arrived = _arrived(updates, replies, (*waiting, *answers.late))
-                outcome = yield from SharedStep(self, self.stage.rule, replies, arrived).run()
+                arrived = _arrived(updates, replies, (*self.state.late, *answers.late))
+                step = SharedStep(self, self.stage.rule, replies, arrived).run()
             else:
-                outcome = yield from self._step(updates, replies)
+                step = self._step(updates, replies)
+            outcome = yield from self._survived(step)
             if outcome.result is None and outcome.trials:
                 self._say(None, f"no step of {outcome.trials} lowered the clients' loss: rolled back")
         return self._next(outcome, replies, late), self._record(outcome, updates, replies)
@@ -165,8 +165,9 @@ class _Round:
         """What to broadcast; adaptive ranks need the clients' gradients first."""
         stage, state = self.stage, self.state
         mine = {client: state.memories[client] for client in clients if client in state.memories}
+        plan = None if isinstance(stage.rule, SharedFIPA) else stage.plan  # asked for on a second trip
         order = Order(
-            self.k, state.theta, stage.local, stage.lr_scale, stage.plan, floor_of(stage.rule),
+            self.k, state.theta, stage.local, stage.lr_scale, plan, floor_of(stage.rule),
             stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine, buffers=state.buffers,
         )  # fmt: skip
         if stage.adaptive_rank is None:
@@ -181,23 +182,28 @@ class _Round:
         state, stage = self.state, self.stage
         rule: Any = stage.rule_at(self.place, self.seed)
         settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
+        apply = aggregator(state.theta, updates, population=self.population)
+        if stage.control is None:
+            return Outcome(apply(rule, state.rule_state), state.control_value, 1, **settings)
+        assert isinstance(stage.control, StepControl)
+        value = stage.control.start(rule) if state.control_value is None else state.control_value
+        judges = _Judges(self, apply, updates, replies)
+        trial = yield from controlled(
+            stage.control, rule, value, judges.loss, lambda tried: apply(tried, state.rule_state), judges.probe,
+            judges.follow,
+        )  # fmt: skip
+        settings["damping" if stage.control.parameter(rule) == "damping" else "step"] = trial.used
+        return Outcome(trial.result, trial.value, trial.trials, **settings)
+
+    def _survived(self, step: Conversation[Outcome]) -> Conversation[Outcome]:
+        """A step, or none where the server must live."""
         try:
-            apply = aggregator(state.theta, updates, population=self.population)
-            if stage.control is None:
-                return Outcome(apply(rule, state.rule_state), state.control_value, 1, **settings)
-            value = stage.control.start(rule) if state.control_value is None else state.control_value
-            judges = _Judges(self, apply, updates, replies)
-            trial = yield from controlled(
-                stage.control, rule, value, judges.loss, lambda tried: apply(tried, state.rule_state), judges.probe,
-                judges.follow,
-            )  # fmt: skip
+            return (yield from step)
         except (FipaError, RuntimeError) as error:  # also what LAPACK makes of odd matrices
             if not self._survives:
                 raise
             self._say(None, f"no step, the model stays as it is: {error}")
-            return Outcome(control_value=state.control_value)
-        settings["damping" if stage.control.parameter(rule) == "damping" else "step"] = trial.used
-        return Outcome(trial.result, trial.value, trial.trials, **settings)
+            return Outcome(control_value=self.state.control_value)
 
     def _next(self, outcome: Outcome, replies: Mapping[int, Reply], late: tuple[Late, ...]) -> State:
         state, local = self.state, self.stage.local
@@ -352,9 +358,7 @@ class _Judges:
 STAYS = "the model stays as it is"
 
 
-def _arrived(
-    updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], late: Sequence[Late]
-) -> list[Late]:
+def _arrived(updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], late: Sequence[Late]) -> list[Late]:
     """Of the late answers those that are among a round's updates: of each client the last one."""
     used = {update.client_id for update in updates} - set(replies)
     found: dict[Any, Late] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.executor import Executor, Scope
-from fipa.federation.messages import Answers, Ask, Bend, Curve, Gradient, Late, Loss, Order, Reply, Who
+from fipa.federation.messages import Answers, Ask, Curve, Late, Loss, Order, Reply, Who
 
 Waiting = Callable[[], Answers]
 
@@ -38,7 +38,7 @@ class LocalTransport:
             return self._train(ask, ask.question)
         method, groups = ask.question.method, self._groups(ask.clients)
         here = isinstance(ask.question, Loss)  # too cheap to send away
-        wait = self._executor.start(method, self.scope, groups, *_about(ask), here=here)
+        wait = self._executor.start(method, self.scope, groups, *ask.question.about(), ask.round_number, here=here)
 
         def answers() -> Answers:
             rows, seconds = wait()
@@ -81,23 +81,12 @@ class LocalTransport:
         downlink = len(ask.clients) * sum(_size(tensor) for tensor in down if tensor is not None)
         if isinstance(ask.question, Curve):
             downlink += sum(_size(delta) for delta in ask.question.deltas.values())
-            basis, holds = ask.question.basis, ask.question.holds
-            downlink += sum(basis.news_bytes(holds.get(client)) for client in ask.clients)
+            downlink += sum(move.nbytes for client in ask.clients for move in ask.question.news(client))
         return {
             "uplink": sum(_size(value) for value in values),
             "downlink": downlink,
             "messages": len(ask.clients) + len(values),
         }
-
-
-def _about(ask: Ask) -> tuple[Any, ...]:
-    """What the site's function of a question takes besides the clients."""
-    question: Any = ask.question
-    if isinstance(question, Curve):
-        return question.theta, question.basis.columns, question.plan, question.deltas, ask.round_number
-    assert isinstance(question, Gradient | Loss | Bend)
-    tensors = (question.theta, question.direction) if isinstance(question, Bend) else (question.theta,)
-    return *tensors, ask.round_number
 
 
 def _size(value: Any) -> int:

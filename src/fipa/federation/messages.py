@@ -12,7 +12,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan as Plan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
-from fipa.federation.basis import Basis
+from fipa.federation.basis import Basis, Move
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,10 @@ class Gradient:
     method: ClassVar[str] = "gradients"
     theta: Tensor
 
+    def about(self) -> tuple[Any, ...]:
+        """What the site's method takes besides clients and round."""
+        return (self.theta,)
+
 
 @dataclass(frozen=True, eq=False)
 class Loss:
@@ -76,6 +80,10 @@ class Loss:
 
     method: ClassVar[str] = "losses"
     theta: Tensor
+
+    def about(self) -> tuple[Any, ...]:
+        """What the site's method takes besides clients and round."""
+        return (self.theta,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +93,10 @@ class Bend:
     method: ClassVar[str] = "bends"
     theta: Tensor
     direction: Tensor
+
+    def about(self) -> tuple[Any, ...]:
+        """What the site's method takes besides clients and round."""
+        return self.theta, self.direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +119,20 @@ class Curve:
     plan: Plan
     holds: Mapping[int, int] = field(default_factory=dict)
     deltas: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def about(self) -> tuple[Any, ...]:
+        """What the site's method takes besides clients and round."""
+        return self.theta, self.basis.columns, self.plan, self.deltas
+
+    def news(self, client: int) -> tuple[Move, ...]:
+        """What a client lacks of the basis."""
+        return self.basis.news(self.holds.get(client))
+
+    @property
+    def length(self) -> int:
+        """How many numbers an answer has."""
+        k = len(self.basis)
+        return k * (k + 1) // 2 + (k if self.deltas else 0)
 
 
 Question = Who | Order | Gradient | Loss | Bend | Curve

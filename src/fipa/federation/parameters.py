@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fipa.errors import FipaError
 
-
 Seen = Mapping[int, tuple[int, Tensor]]  # of each client, its examples and its last update as a gradient
 
 

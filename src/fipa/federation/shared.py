@@ -121,8 +121,8 @@ class SharedStep:
         step = torch.zeros(len(self.memory.basis), dtype=self.theta.dtype)
         if outcome.result is not None:
             step = self.memory.basis.columns.to(self.theta).T @ (outcome.result.theta - self.theta)
-        full = outcome.result is not None and outcome.radius is not None and (
-            float(step.norm()) > 0.99 * outcome.radius
+        full = (
+            outcome.result is not None and outcome.radius is not None and (float(step.norm()) > 0.99 * outcome.radius)
         )
         return replace(outcome, rule_state=self.memory.moved(self.round.k, step, full).tensors())
 
@@ -167,7 +167,8 @@ class SharedStep:
         memory, k, plan = self.memory, self.round.k, self.round.stage.plan
         assert plan is not None
         deltas = {client: _flat(reply.update) for client, reply in self.replies.items()} if self.trains else {}
-        answers = yield from self.round.ask(list(self.replies), Curve(self.theta, memory.basis, plan, memory.holds, deltas))
+        question = Curve(self.theta, memory.basis, plan, memory.holds, deltas)
+        answers = yield from self.round.ask(list(self.replies), question)
         holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
         basis, told = memory.basis.columns.to(self.theta), memory.clients
         for client, reply in self.replies.items():

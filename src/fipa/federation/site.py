@@ -174,7 +174,7 @@ class Site:
                     f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
                 )
             curvature: CurvatureSummary | None = sketches.get(client)
-            if curvature is None and order.plan is not None and order.plan.makes is not BasisCurvature:  # after training, but still at the broadcast model
+            if curvature is None and order.plan is not None:  # after training, but still at the broadcast model
                 curvature = self._compute(order.plan, client, order.round_number, delta)
             update = ClientUpdate(delta, self.clients[client].num_examples, curvature, client)
             lr, memory = rule.lr_at(order.round_number, order.lr_scale), order.memories.get(client, {})

@@ -16,7 +16,7 @@ from fipa.clients.rule import LocalRule
 from fipa.curvature.registry import kind_of
 from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import SketchError
-from fipa.federation.messages import Loss, Order, Reply
+from fipa.federation.messages import Curve, Loss, Order, Reply
 from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
 from fipa.flower.request import KEY, VERSION, Request, check_version
 from fipa.layout import Layout
@@ -126,7 +126,8 @@ def decode(content: RecordDict, request: Request, expected: Expected) -> Reply |
     if request.method == Loss.method:
         return _number(head, ANSWER)
     arrays = _record(content, ANSWER, ArrayRecord)
-    value = unpack(arrays, {ANSWER: (expected.layout.numel,)}, expected.theta.dtype)[ANSWER]
+    length = request.curve["length"] if request.method == Curve.method else expected.layout.numel
+    value = unpack(arrays, {ANSWER: (length,)}, expected.theta.dtype)[ANSWER]
     _check_size("gradient", value.norm(), expected.limits.curvature)
     return value
 

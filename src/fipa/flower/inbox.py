@@ -19,6 +19,7 @@ from fipa.flower.request import KEY, Request
 OLDEST = 10  # rounds after which an answer is no longer waited for
 LONGEST = 2000  # characters of a reason: clients choose some of the words
 NEEDS = "needs"  # what a client lacks to answer
+LACKING = ("frame", "basis")  # arrays that never change, or its copy of the shared basis
 
 
 @dataclass(eq=False)
@@ -115,7 +116,7 @@ def reading(client: int, refused: dict[int | str, str]) -> Iterator[None]:
 
 def _lacks(content: RecordDict) -> bool:
     head = content.config_records.get(KEY)
-    return head is not None and head.get(NEEDS) == "frame"
+    return head is not None and head.get(NEEDS) in LACKING
 
 
 def _agree(post: Post) -> None:

@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from fipa.clients.client import Client
 from fipa.errors import FipaError
+from fipa.federation.basis import follow, mark_of
 from fipa.federation.focus import focus
-from fipa.federation.messages import Bend, Order, Reply
+from fipa.federation.messages import Curve, Order, Reply
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site
 from fipa.flower.answer import encode, encode_value
 from fipa.flower.codec import pack, tensors_in
+from fipa.flower.copies import Copies
 from fipa.flower.inbox import NEEDS
 from fipa.flower.masked import SECURE, masked
-from fipa.flower.request import FRAME, KEY, Request, question_of
+from fipa.flower.request import FRAME, KEY, Request, moves_of, question_of
 from fipa.flower.transport import checksum
 from fipa.threads import threads
 
@@ -31,7 +33,7 @@ SiteOf = Callable[[Context, Request, Mapping[str, Tensor], Mapping[str, Any]], S
 
 
 class Lacking(Exception):  # noqa: N818
-    """This node has not got the arrays that never change, or other ones."""
+    """This node has not got the arrays that never change, or no copy of the basis that the server means."""
 
 
 def answered(message: Message, context: Context, site_of: SiteOf) -> Message:
@@ -45,10 +47,11 @@ def _answered(message: Message, context: Context, site_of: SiteOf, config: Mappi
     request, content = Request.of(message.content), message.content
     try:
         site = site_of(context, request, _frame(request, content, context), config)
-    except Lacking:
-        return Message(RecordDict({KEY: ConfigRecord({NEEDS: "frame"})}), reply_to=message)
-    layout, like = site.problem.layout, site.initial
-    question = question_of(request, content, layout, like, _memory(request, context))
+        layout, like = site.problem.layout, site.initial
+        basis = _basis(request, content, context, layout.numel) if request.method == Curve.method else None
+    except Lacking as lacking:
+        return Message(RecordDict({KEY: ConfigRecord({NEEDS: str(lacking)})}), reply_to=message)
+    question = question_of(request, content, layout, like, _memory(request, context), basis)
     clients = (request.client,)
     if isinstance(question, Order):
         (reply,) = site.work(clients, question)
@@ -56,8 +59,7 @@ def _answered(message: Message, context: Context, site_of: SiteOf, config: Mappi
             return Message(masked(content, context, reply.update.sketch, reply.buffers), reply_to=message)
         _keep(reply, request, context)
         return Message(encode(request, _noted(reply, question, request)), reply_to=message)
-    more = (question.direction,) if isinstance(question, Bend) else ()
-    (value,) = getattr(site, request.method)(clients, question.theta, *more, request.round_number)
+    (value,) = getattr(site, request.method)(clients, *question.about(), request.round_number)
     return Message(encode_value(request, value), reply_to=message)
 
 
@@ -98,7 +100,7 @@ def framed(problem: Problem, request: Request, frame: Mapping[str, Tensor]) -> P
     if frame:
         model.load_state_dict(dict(frame), strict=False)
     elif checksum(rest) != request.frame:
-        raise Lacking
+        raise Lacking("frame")
     problem = focus(problem, request.params) if rest else problem
     if problem.layout.shapes != tuple(tuple(own[name].shape) for name in request.params):
         raise FipaError("this objective's model has other parameters than the server's: build the same one everywhere")
@@ -118,6 +120,20 @@ def _frame(request: Request, content: RecordDict, context: Context) -> dict[str,
     kept = context.state.get(STORED)
     tensors = tensors_in(kept) if isinstance(kept, ArrayRecord) else {}
     return tensors if checksum(tensors) == request.frame else {}
+
+
+def _basis(request: Request, content: RecordDict, context: Context, parameters: int) -> Tensor:
+    """This node's copy of the shared basis, brought up to date; one that differs from the server's is given up."""
+    copies = Copies(f"{context.run_id}-{request.client}")
+    columns = copies.load(request.curve["from"], parameters)
+    if columns is None:
+        raise Lacking("basis")
+    columns = follow(columns, moves_of(request, content))
+    if mark_of(columns) != request.curve["to"]:
+        copies.clear()
+        raise Lacking("basis")
+    copies.save(columns, request.curve["to"], besides=request.curve["from"])
+    return columns
 
 
 def _memory(request: Request, context: Context) -> dict[str, Tensor] | None:

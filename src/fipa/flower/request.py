@@ -15,17 +15,18 @@ from fipa.curvature.registry import kind_of, plan_of
 from fipa.curvature.registry import settings_of as settings_of_plan
 from fipa.curvature.summary import CurvaturePlan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
-from fipa.federation.messages import Bend, Gradient, Loss, Order
-from fipa.flower.codec import PayloadError, Precision, pack, unpack
+from fipa.federation.basis import Basis, Move
+from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order
+from fipa.flower.codec import PayloadError, Precision, pack, tensors_in, unpack
 from fipa.layout import Layout
 
 VERSION = 2
 KEY = "fipa"  # of the header, in messages and replies
-TENSORS, SHARED, FRAME = "tensors", "shared", "frame"
+TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
 FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
-QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, Bend)}
-Asked = Order | Gradient | Loss | Bend
+QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, Bend, Curve)}
+Asked = Order | Gradient | Loss | Bend | Curve
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Request:
         The round whose memory of this client holds; None if it has none.
     order
         Settings of an `Order`.
+    curve
+        Settings of a `Curve`, among them the marks of the shared basis before and after its moves.
     """
 
     method: str
@@ -64,11 +67,12 @@ class Request:
     frame: str = ""
     memory: int | None = None
     order: dict[str, Any] = field(default_factory=dict)
+    curve: dict[str, Any] = field(default_factory=dict)
 
     @property
     def plan(self) -> CurvaturePlan | None:
         """What to tell about the curvature; None for nothing."""
-        kind, settings = self.order.get("plan", ("none", {}))
+        kind, settings = (self.order or self.curve).get("plan", ("none", {}))
         return plan_of(kind, settings)
 
     @property
@@ -110,19 +114,46 @@ def settings_of(order: Order) -> dict[str, Any]:
     return plain
 
 
-def tensors_of(question: Asked) -> dict[str, ArrayRecord]:
-    """The tensors of a question as they travel, by record."""
+def curve_of(question: Curve, client: int, whole: bool) -> dict[str, Any]:
+    """Of a question about the curvature in the shared basis, all but its tensors; `whole` sends all columns."""
+    moves = question.basis.news(None) if whole else question.news(client)
+    return {
+        "plan": (kind_of(question.plan), settings_of_plan(question.plan)), "length": question.length,
+        "from": moves[0].mark if moves else question.basis.mark, "to": question.basis.mark,
+        "turns": [move.turns for move in moves],
+    }  # fmt: skip
+
+
+def tensors_of(question: Asked, client: int, whole: bool = False) -> dict[str, ArrayRecord]:
+    """The tensors of a question as they travel, by record; `whole` with all columns of a shared basis."""
     tensors = {"theta": question.theta}
     if isinstance(question, Bend):
         tensors["direction"] = question.direction
+    if isinstance(question, Curve) and question.deltas:
+        tensors["delta"] = question.deltas[client]
     records = {TENSORS: pack(tensors)}
+    if isinstance(question, Curve):
+        moves = question.basis.news(None) if whole else question.news(client)
+        records[MOVES] = pack({str(i): move.tensor for i, move in enumerate(moves)})
     if isinstance(question, Order) and question.shared:
         records[SHARED] = pack(dict(question.shared))
     return records
 
 
-def question_of(request: Request, content: RecordDict, layout: Layout, like: Tensor, memory: Any) -> Asked:
-    """The question that a message holds; `memory` is what this client keeps of its last round."""
+def moves_of(request: Request, content: RecordDict) -> list[Move]:
+    """What a message says has become of the shared basis."""
+    arrays, turns = content.array_records.get(MOVES, ArrayRecord()), request.curve["turns"]
+    tensors = tensors_in(arrays)
+    return [Move(tensors[str(i)], bool(kind)) for i, kind in enumerate(turns)]
+
+
+def question_of(
+    request: Request, content: RecordDict, layout: Layout, like: Tensor, memory: Any, basis: Tensor | None = None
+) -> Asked:
+    """The question that a message holds.
+
+    `memory` is what this client keeps of its last round, `basis` its copy of the shared basis, up to date.
+    """
     shape, kind = (layout.numel,), QUESTIONS.get(request.method)
     arrays: Any = content.get(TENSORS)
     if kind is None:
@@ -132,6 +163,12 @@ def question_of(request: Request, content: RecordDict, layout: Layout, like: Ten
     if kind is Bend:
         both = unpack(arrays, {"theta": shape, "direction": shape}, like.dtype)
         return Bend(both["theta"], both["direction"])
+    if kind is Curve:
+        assert basis is not None
+        assert request.plan is not None
+        found = unpack(arrays, dict.fromkeys(arrays, shape), like.dtype)
+        deltas = {request.client: found["delta"]} if "delta" in found else {}
+        return Curve(found["theta"], Basis(basis), request.plan, {}, deltas)
     theta = unpack(arrays, {"theta": shape}, like.dtype)["theta"]
     if kind is Gradient:
         return Gradient(theta)

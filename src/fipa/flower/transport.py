@@ -13,11 +13,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fipa.errors import FipaError
-from fipa.federation.messages import Answers, Ask, Order, Who
+from fipa.federation.messages import Answers, Ask, Curve, Order, Who
 from fipa.flower.answer import Expected, Limits
 from fipa.flower.codec import Precision, nbytes, pack
 from fipa.flower.inbox import Inbox, Post
-from fipa.flower.request import FIPA_ACTION, FRAME, KEY, Asked, Request, settings_of, tensors_of
+from fipa.flower.request import FIPA_ACTION, FRAME, KEY, Asked, Request, curve_of, settings_of, tensors_of
 from fipa.flower.roster import Roster, collect, post
 from fipa.layout import Layout
 
@@ -190,9 +190,9 @@ class FlowerTransport:
         return ids
 
     def message(self, ask: Ask, client: int, framed: bool = False) -> tuple[Request, Message]:
-        """A question to one client, as it travels; `framed` with the arrays that never change in any case."""
+        """A question to one client, as it travels; `framed` with all that the client may lack."""
         question: Any = ask.question
-        request = self._request(ask.round_number, client, question)
+        request = self._request(ask.round_number, client, question, framed)
         config = dict(self._config) | {"server-round": ask.round_number, "lr-scale": request.lr_scale}
         records: dict[str, Any] = {KEY: request.record(), "config": ConfigRecord(config)}
         node = self._nodes[client]
@@ -200,18 +200,19 @@ class FlowerTransport:
             kind, records["arrays"] = MessageType.TRAIN, self.cargo.arrays(question.theta, question.buffers, self.names)
         else:
             kind = f"{MessageType.TRAIN if isinstance(question, Order) else MessageType.QUERY}.{FIPA_ACTION}"
-            records |= tensors_of(question)
+            records |= tensors_of(question, client, framed)
             if self._frame and (framed or node not in self._framed):
                 records[FRAME] = pack(dict(self.cargo.frame))
                 self._framed.add(node)
         return request, Message(RecordDict(records), dst_node_id=node, message_type=kind)
 
-    def _request(self, k: int, client: int, question: Asked) -> Request:
+    def _request(self, k: int, client: int, question: Asked, whole: bool) -> Request:
         order = question if isinstance(question, Order) else None
+        curve = curve_of(question, client, whole) if isinstance(question, Curve) else {}
         return Request(
             question.method, k, client, self.seed, self.cargo.layout.names, self._precision,
             tuple(self.cargo.buffers), self._frame, None if order is None else order.memories.get(client),
-            {} if order is None else settings_of(order),
+            {} if order is None else settings_of(order), curve,
         )  # fmt: skip
 
 
