@@ -2,8 +2,9 @@ r"""What the server remembers of every client: the last quadratic that it told o
 
 Client m was last seen at $\theta_m$, with loss $f_m$, gradient $g_m$ and curvature $S_m = Q^\top H_m Q$. Since then the
 model has moved by $Q z_m$. So its gradient now is about $g_m + Q S_m z_m$, and its loss
-$f_m + g_m^\top Q z_m + \frac12 z_m^\top S_m z_m$. A client that answered just now, one that answers late and one that
-was not asked for weeks differ in nothing but their age.
+$f_m + g_m^\top Q z_m + \frac12 z_m^\top S_m z_m$. Of a client that trains, the update that leads to its minimum is now
+$\Delta\theta_m - Q z_m$, and $Q^\top H_m$ times that $h_m - S_m z_m$. A client that answered just now, one that answers
+late and one that was not asked for weeks differ in nothing but their age.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ UNTOLD = -1  # the round of a client whose curvature nobody knows
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
-    """Of M clients, in the order of their ids; a row each.
+    r"""Of M clients, in the order of their ids; a row each.
 
     Attributes
     ----------
     ids, examples, rounds
         Who they are, their weights, and the round in which each told its curvature, or `UNTOLD`.
-    losses, gradients
-        When they were last seen (M, M x p); a loss that nobody told is NaN.
-    matrices, moves
-        $S_m$ (M x k x k) and $z_m$ (M x k).
+    losses, updates
+        When they were last seen (M, M x p): $-g_m$, or $\Delta\theta_m$ of clients that train. A loss that nobody told
+        is NaN.
+    matrices, moments, moves
+        $S_m$ (M x k x k), $h_m = Q^\top H_m \Delta\theta_m$ of clients that train, else 0, and $z_m$ (M x k each).
     known
         How much of each column was there when the client told its curvature (M x k), from 0 to 1.
     """
@@ -39,8 +41,9 @@ class Quadratics:
     examples: Tensor
     rounds: Tensor
     losses: Tensor
-    gradients: Tensor
+    updates: Tensor
     matrices: Tensor
+    moments: Tensor
     moves: Tensor
     known: Tensor
 
@@ -49,9 +52,8 @@ class Quadratics:
         """Of no client, for parameters (p) like these."""
         whole = torch.zeros(0, dtype=torch.int64)
         empty = like.new_zeros
-        return cls(
-            whole, whole, whole, empty(0), empty(0, len(like)), empty(0, 0, 0), empty(0, 0), empty(0, 0)
-        )  # fmt: skip
+        table = empty(0, 0)
+        return cls(whole, whole, whole, empty(0), empty(0, len(like)), empty(0, 0, 0), table, table, table)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,14 +64,21 @@ class Quadratics:
         return int(found[0, 0]) if len(found) else None
 
     def told(
-        self, client: int, examples: int, round_number: int, loss: float | None, gradient: Tensor, matrix: Tensor | None
+        self,
+        client: int,
+        examples: int,
+        round_number: int,
+        loss: float | None,
+        update: Tensor,
+        matrix: Tensor | None,
+        moment: Tensor | None = None,
     ) -> Quadratics:
         """With a client's news in the place of what it told before; without a matrix, with the one it told before.
 
-        The gradient is at the present model. A client's first row without a matrix has no curvature at all.
+        The update is from the present model. A client's first row without a matrix has no curvature at all.
         """
         size, place = self.matrices.shape[1], self.place(client)
-        like = self.gradients
+        like = self.updates
         if matrix is None and place is not None:
             matrix, known, told = self.matrices[place], self.known[place], int(self.rounds[place])
         elif matrix is None:
@@ -78,8 +87,9 @@ class Quadratics:
             known, told = like.new_ones(size), round_number
         row = {
             "ids": torch.tensor(client), "examples": torch.tensor(examples), "rounds": torch.tensor(told),
-            "losses": like.new_tensor(float("nan") if loss is None else loss), "gradients": gradient,
-            "matrices": matrix, "moves": like.new_zeros(size), "known": known,
+            "losses": like.new_tensor(float("nan") if loss is None else loss), "updates": update,
+            "matrices": matrix, "moments": like.new_zeros(size) if moment is None else moment,
+            "moves": like.new_zeros(size), "known": known,
         }  # fmt: skip
         before = int((self.ids < client).sum())
         after = before + (place is not None)
@@ -100,15 +110,15 @@ class Quadratics:
         extra = size - self.matrices.shape[1]
         pad = torch.nn.functional.pad
         return replace(
-            self, matrices=pad(self.matrices, (0, extra, 0, extra)), moves=pad(self.moves, (0, extra)),
-            known=pad(self.known, (0, extra)),
+            self, matrices=pad(self.matrices, (0, extra, 0, extra)), moments=pad(self.moments, (0, extra)),
+            moves=pad(self.moves, (0, extra)), known=pad(self.known, (0, extra)),
         )  # fmt: skip
 
     def turned(self, turn: Tensor, gram: Tensor) -> Quadratics:
         r"""In the basis $Q R$, where $Q^\top Q$ was `gram`."""
         R = turn.to(self.matrices)
         return replace(
-            self, matrices=R.T @ self.matrices @ R, moves=self.moves @ (gram.to(R) @ R),
+            self, matrices=R.T @ self.matrices @ R, moments=self.moments @ R, moves=self.moves @ (gram.to(R) @ R),
             known=(self.known @ R.square()).clamp(0, 1),
         )  # fmt: skip
 
@@ -122,10 +132,16 @@ class Quadratics:
         raw = self.examples.double() * discount ** age.double()
         return raw / raw.sum()
 
-    def gradient(self, basis: Basis, weights: Tensor) -> Tensor:
-        """The weighted mean of all clients' gradients at the present model (p)."""
-        inside = torch.einsum("m,mkl,ml->k", weights.to(self.matrices), self.matrices, self.moves)
-        return weights.to(self.gradients) @ self.gradients + basis.columns.to(inside) @ inside
+    def pull(self, basis: Basis, weights: Tensor, trained: bool) -> tuple[Tensor, Tensor]:
+        r"""Where all clients together pull the present model: an update (p), and its moment (k).
+
+        Of clients that send gradients the moment is empty, and the update their mean gradient's opposite.
+        """
+        w = weights.to(self.updates)
+        bent = torch.einsum("m,mkl,ml->k", w, self.matrices, self.moves)
+        if not trained:
+            return w @ self.updates - basis.columns.to(bent) @ bent, bent.new_zeros(0)
+        return w @ self.updates - basis.columns.to(bent) @ (w @ self.moves), w @ self.moments - bent
 
     def curvature(self, weights: Tensor) -> Tensor:
         r"""The mean curvature (k x k, double precision).
@@ -141,9 +157,9 @@ class Quadratics:
 
     def predicted(self, basis: Basis) -> Tensor:
         """Each client's loss at the present model, as its quadratic has it (M); NaN where it never told one."""
-        inside = self.gradients @ basis.columns.to(self.gradients)
+        inside = self.updates @ basis.columns.to(self.updates)
         bend = torch.einsum("mk,mkl,ml->m", self.moves, self.matrices, self.moves)
-        return self.losses + (inside * self.moves).sum(dim=1) + bend / 2
+        return self.losses - (inside * self.moves).sum(dim=1) + bend / 2
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""

@@ -19,7 +19,7 @@ from fipa.aggregation.shared import SharedFIPA
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
-from fipa.errors import Diverged, SketchError
+from fipa.errors import Diverged, FipaError, SketchError
 from fipa.federation.basis import ROOM, Basis
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.messages import Curve, Late, Reply
@@ -130,8 +130,8 @@ class SharedStep:
         """With the last updates of a warm-up as directions, and as gradients of clients that nobody has asked yet."""
         basis, seen = Basis.empty(len(self.theta)), self.round.state.seen
         clients = Quadratics.none(self.theta)
-        for client, (examples, gradient) in sorted(seen.items()):
-            clients = clients.told(client, examples, 0, None, gradient, None)
+        for client, (examples, gradient) in sorted(seen.items()) if not self.trains else ():
+            clients = clients.told(client, examples, 0, None, -gradient, None)
         if seen:
             directions = [gradient for _, (_, gradient) in sorted(seen.items())]
             basis = basis.widened(directions, self._generator("seed"), self.rule.columns)
@@ -140,7 +140,7 @@ class SharedStep:
     def _foretold(self) -> float:
         """What the losses of those who came back fell by, divided by what their quadratics had foretold."""
         clients, basis = self.memory.clients, self.memory.basis
-        if not len(clients):
+        if not len(clients) or self.trains:  # training goes elsewhere than down the quadratic
             return math.nan
         foretold, fell, expected = clients.predicted(basis), 0.0, 0.0
         for client, reply in self.replies.items():
@@ -172,19 +172,18 @@ class SharedStep:
         holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
         basis, told = memory.basis.columns.to(self.theta), memory.clients
         for client, reply in self.replies.items():
-            matrix, gradient = None, -_flat(reply.update)
+            matrix, moment = None, None
             if client in answers.values:
                 try:
                     summary = BasisCurvature.unpacked(aligned(answers.values[client]), basis, self._layout)
                 except SketchError as error:
                     self.round.say(client, f"refused: its curvature {error}")
                     continue
-                matrix = summary.matrix
-                if self.trains:
-                    gradient = -(basis @ summary.moment + self.rule.damping * _flat(reply.update))
+                matrix, moment = summary.matrix, summary.moment if self.trains else None
             elif self.trains:
                 continue  # without curvature nobody knows what its update is worth
-            told = told.told(client, reply.update.num_examples, k, reply.loss, gradient, matrix)
+            update = _flat(reply.update)
+            told = told.told(client, reply.update.num_examples, k, reply.loss, update, matrix, moment)
         for one in self.late:
             told = self._late(told, one)
         self.memory = replace(memory, clients=told, holds=holds)
@@ -195,7 +194,7 @@ class SharedStep:
         assert isinstance(client, int)
         if moved is None or self.trains:
             return told
-        told = told.told(client, one.update.num_examples, one.sent, None, -_flat(one.update), None)
+        told = told.told(client, one.update.num_examples, one.sent, None, _flat(one.update), None)
         moves = told.moves.clone()
         moves[told.place(client)] = moved
         return replace(told, moves=moves)
@@ -204,19 +203,14 @@ class SharedStep:
         """All clients as one, at the present model."""
         memory, rule = self.memory, self.rule
         weights = memory.clients.weights(self.round.k, rule.discount)
+        update, moment = memory.clients.pull(memory.basis, weights, self.trains)
+        matrix = memory.clients.curvature(weights)
         basis = memory.basis.columns.to(self.theta)
-        gradient = memory.clients.gradient(memory.basis, weights) + rule.weight_decay * self.theta
-        curvature = memory.clients.curvature(weights)
-        curvature += rule.weight_decay * torch.eye(len(curvature), dtype=curvature.dtype)
-        matrix = curvature.to(self.theta)
-        layout = self._layout
-        examples = int(memory.clients.examples.sum())
-        if not self.trains:
-            sketch = BasisCurvature(matrix, matrix.new_zeros(0), basis, layout)
-            return ClientUpdate(-gradient, examples, sketch)
-        inside = basis.T @ gradient
-        outside = (gradient - basis @ inside) / (rule.damping or 1.0)
-        return ClientUpdate(-outside, examples, BasisCurvature(matrix, -inside, basis, layout))
+        if rule.weight_decay and not self.trains:
+            update = update - rule.weight_decay * self.theta
+            matrix += rule.weight_decay * torch.eye(len(matrix), dtype=matrix.dtype)
+        sketch = BasisCurvature(matrix.to(self.theta), moment, basis, self._layout)
+        return ClientUpdate(update, int(memory.clients.examples.sum()), sketch)
 
     def _controlled(self, pooled: ClientUpdate, radius: float | None, ratio: float) -> Conversation[Outcome]:
         """The step, judged by the clients where all of them are here."""
@@ -231,6 +225,11 @@ class SharedStep:
                 control, rule, value, judges.loss, lambda tried: apply(tried, {}), judges.probe, judges.follow
             )
             return self.round.outcome(trial.result, trial.value, trial.trials, trial.used, rule.radius)
+        if self.trains:
+            raise FipaError(
+                "a trust region is for clients that send gradients: give clients that train step control instead, "
+                "or none (trust_region = false)"
+            )
         radius = control.initial * float(self.theta.norm()) if radius is None else radius
         if len(self.replies) < self.round.population:
             radius = control.adapted(radius, ratio, self.memory.full_length)
@@ -267,8 +266,7 @@ class SharedStep:
         sketch = pooled.sketch
         assert isinstance(sketch, BasisCurvature)
         inside = sketch.basis.T @ step
-        gradient = sketch.moment @ inside if self.trains else _flat(pooled) @ step
-        return max(float(gradient - inside @ sketch.matrix @ inside / 2), torch.finfo(torch.float64).tiny)
+        return max(float(_flat(pooled) @ step - inside @ sketch.matrix @ inside / 2), torch.finfo(torch.float64).tiny)
 
     def _generator(self, purpose: str) -> torch.Generator:
         return generator_for(self.round.seed, f"basis: {purpose}", self.round.k)

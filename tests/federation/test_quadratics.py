@@ -1,0 +1,176 @@
+"""A memory of quadratics, against the quadratics themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fipa.federation.basis import Basis, Move
+from fipa.federation.quadratics import UNTOLD, Quadratics
+
+P, K, CLIENTS = 9, 5, 4
+THETA = torch.zeros(P, dtype=torch.float64)
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def basis(columns: int = K, seed: int = 0) -> Basis:
+    start = Basis.empty(P)
+    return start.widened(list(randn(columns, P, seed=seed)), torch.Generator().manual_seed(1))
+
+
+class True_:
+    """A client whose loss is a quadratic with curvature in the span of the basis, and its minimum anywhere."""
+
+    def __init__(self, seed: int, Q: Tensor) -> None:
+        A = randn(K + 2, Q.shape[1], seed=seed)
+        self.S = A.T @ A
+        self.H = Q @ self.S @ Q.T
+        self.g, self.n = randn(P, seed=seed + 50), 10 * (seed + 1)
+
+    def loss(self, theta: Tensor) -> float:
+        return float(self.g @ theta + theta @ self.H @ theta / 2) + 3.0
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        return self.g + self.H @ theta
+
+
+def wide(one: Basis) -> Tensor:
+    return one.columns.double()
+
+
+def scene(visits: tuple[int, ...] = (0, 1, 2, 3), steps: bool = True) -> tuple[Basis, list[True_], Quadratics, Tensor]:
+    """Clients visited one after the other, with a step of the model after each."""
+    Q = basis()
+    clients = [True_(i, wide(Q)) for i in range(CLIENTS)]
+    known, theta = Quadratics.none(THETA).widened(K), THETA.clone()
+    for k, i in enumerate(visits):
+        one = clients[i]
+        S = wide(Q).T @ one.H @ wide(Q)
+        known = known.told(i, one.n, k, one.loss(theta), -one.gradient(theta), S)
+        step = randn(K, seed=90 + k) if steps else torch.zeros(K, dtype=torch.float64)
+        theta, known = theta + wide(Q) @ step, known.moved(step)
+    return Q, clients, known, theta
+
+
+def mean_gradient(clients: list[True_], theta: Tensor) -> Tensor:
+    total = sum(c.n for c in clients)
+    return sum((c.n / total * c.gradient(theta) for c in clients), torch.zeros_like(theta))
+
+
+def test_gradients_and_losses_are_those_of_the_present_model() -> None:
+    Q, clients, known, theta = scene()
+    pull, moment = known.pull(Q, known.weights(10), trained=False)
+    torch.testing.assert_close(-pull, mean_gradient(clients, theta), rtol=1e-5, atol=1e-5)
+    assert len(moment) == 0
+    expected = torch.tensor([c.loss(theta) for c in clients], dtype=torch.float64)
+    torch.testing.assert_close(known.predicted(Q), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_clients_that_train_pull_towards_their_minimum() -> None:
+    Q, D, step = basis(), randn(P, seed=3), randn(K, seed=4)
+    one = True_(0, wide(Q))
+    moment = wide(Q).T @ one.H @ D
+    known = Quadratics.none(THETA).widened(K).told(7, 10, 1, None, D, one.S, moment).moved(step)
+    update, found = known.pull(Q, known.weights(1), trained=True)
+    left = D - wide(Q) @ step
+    torch.testing.assert_close(update, left, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, wide(Q).T @ one.H @ left, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep", [K, K - 2])
+def test_a_turn_changes_the_basis_and_not_what_is_known(keep: int) -> None:
+    Q, _, known, _ = scene()
+    weights = known.weights(5)
+    move = Q.turn(known.curvature(weights), keep)
+    turned, after = Q.moved(move), known.turned(move.tensor, Q.gram())
+    R = wide(turned)
+    S = wide(Q) @ torch.einsum("m,mkl->kl", weights, known.matrices) @ wide(Q).T
+    torch.testing.assert_close(torch.einsum("m,mkl->kl", weights, after.matrices), R.T @ S @ R, rtol=1e-4, atol=1e-4)
+    if keep == K:
+        torch.testing.assert_close(after.predicted(turned), known.predicted(Q), rtol=1e-4, atol=1e-4)
+        before, _ = known.pull(Q, weights, trained=False)
+        torch.testing.assert_close(after.pull(turned, weights, trained=False)[0], before, rtol=1e-4, atol=1e-4)
+    else:  # what goes is the least curvature
+        values = torch.linalg.eigvalsh(known.curvature(weights)).flip(0)
+        torch.testing.assert_close(after.curvature(weights).diagonal(), values[:keep], rtol=1e-4, atol=1e-4)
+
+
+def test_columns_that_few_know_have_the_mean_of_those_who_do() -> None:
+    Q, clients, known, _ = scene((0, 1), steps=False)
+    grown = known.widened(K + 1)
+    S = torch.eye(K + 1, dtype=torch.float64) * 4.0
+    grown = grown.told(2, 30, 5, None, THETA, S)
+    curvature = grown.curvature(grown.weights(5))
+    assert curvature[K, K].item() == pytest.approx(4.0)  # one of three knows it
+    w = torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64) / 60
+    expected = w[0] * known.matrices[0] + w[1] * known.matrices[1] + w[2] * S[:K, :K]
+    torch.testing.assert_close(curvature[:K, :K], expected)
+    assert bool((torch.linalg.eigvalsh(curvature) > -1e-10).all())
+    assert clients[0].n == 10
+
+
+def test_clients_of_a_warm_up_have_a_gradient_and_no_curvature() -> None:
+    known = Quadratics.none(THETA).told(3, 5, 0, None, torch.ones_like(THETA), None).widened(K)
+    assert int(known.rounds[0]) == UNTOLD
+    assert bool((known.curvature(known.weights(9)) == 0).all())
+    assert math.isnan(float(known.predicted(basis())[0]))
+    assert known.weights(100, discount=0.5).tolist() == [1.0]  # nobody knows how old they are
+
+
+def test_news_without_curvature_keep_the_one_told_before() -> None:
+    _, _, known, _ = scene()
+    again = known.told(2, 30, 9, 1.5, torch.ones_like(THETA), None)
+    place = again.place(2)
+    assert place is not None
+    assert torch.equal(again.matrices[place], known.matrices[place])
+    assert int(again.rounds[place]) == int(known.rounds[place])
+    assert bool((again.moves[place] == 0).all())
+    assert float(again.losses[place]) == 1.5
+
+
+def test_old_answers_count_less() -> None:
+    _, _, known, _ = scene()
+    raw = [10 * 0.5**3, 20 * 0.5**2, 30 * 0.5, 40.0]
+    expected = [value / sum(raw) for value in raw]
+    assert known.weights(3, discount=0.5).tolist() == pytest.approx(expected)
+
+
+def test_clients_that_leave_are_forgotten() -> None:
+    _, _, known, _ = scene()
+    assert known.without([1, 8]).ids.tolist() == [0, 2, 3]
+
+
+@given(st.permutations(range(CLIENTS)))
+def test_the_order_of_visits_changes_no_bit(order: list[int]) -> None:
+    _, _, expected, _ = scene(steps=False)
+    _, _, known, _ = scene(tuple(order), steps=False)
+    weights = expected.weights(0)
+    for one, other in zip(expected.pull(basis(), weights, False), known.pull(basis(), weights, False), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(expected.curvature(weights), known.curvature(weights))
+
+
+def test_survives_a_file(tmp_path: Any) -> None:
+    _, _, known, _ = scene()
+    torch.save(known.tensors(), tmp_path / "known.pt")
+    again = Quadratics.of(torch.load(tmp_path / "known.pt", weights_only=True))
+    for name, tensor in known.tensors().items():
+        assert torch.equal(tensor, again.tensors()[name])
+
+
+def test_widening_adds_nothing_that_was_told() -> None:
+    Q, _, known, _ = scene()
+    extra = Q.moved(Move(Basis.empty(P).widened([randn(P, seed=77)], torch.Generator()).columns))
+    grown = known.widened(len(extra))
+    assert bool((grown.known[:, K:] == 0).all())
+    assert bool((grown.known[:, :K] == 1).all())
+    torch.testing.assert_close(grown.predicted(extra), known.predicted(Q))
