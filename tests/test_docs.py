@@ -146,4 +146,4 @@ def test_flower_snippet_makes_a_strategy():
     names: dict = {}
     exec(snippet, names)
     assert names["strategy"].precision == "int8"
-    assert names["strategy"].warmup_rounds == 10
+    assert [stage.rounds for stage in names["strategy"].arm(30).stages] == [10, 20]

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from fipa.curvature.operator import check_finite
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import Arrived, CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import LayoutError, SketchError, UpdateError
 from fipa.layout import Layout, ParamSelection
@@ -55,7 +55,7 @@ class AdditiveStatistics(CurvatureSummary):
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"products": self.products, "response": self.response, "delta": self.delta}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         return (
             wrong_shape("products", self.products, (parameters, self.products.shape[-1]))
             or wrong_shape("response", self.response, (parameters,))
@@ -75,19 +75,14 @@ class AdditiveStatistics(CurvatureSummary):
         return {"products": (layout.numel, plan.width), "response": (layout.numel,)}
 
     @classmethod
-    def restore(  # noqa: D102
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        if about.get("test-seed") != shared_seed:
-            raise SketchError(f"used the test matrix of seed {about.get('test-seed')!r}, not {shared_seed}")
-        return cls(**tensors, delta=delta, num_examples=num_examples, test_seed=shared_seed, layout=layout)
+    def restore(cls, arrived: Arrived) -> Self:  # noqa: D102
+        seed, used = arrived.shared_seed, arrived.about.get("test-seed")
+        if used != seed:
+            raise SketchError(f"used the test matrix of seed {used!r}, not {seed}")
+        return cls(
+            **arrived.tensors, delta=arrived.delta, num_examples=arrived.num_examples, test_seed=seed,
+            layout=arrived.layout,
+        )  # fmt: skip
 
     @property
     def width(self) -> int:
@@ -130,9 +125,9 @@ def pool(statistics: Iterable[AdditiveStatistics]) -> AdditiveStatistics:
                 one.layout,
             )
         else:
-            problem = total.mismatch(one)
-            if problem:
-                raise UpdateError(f"statistics #{i} {problem}")
+            flaw = total.mismatch(one)
+            if flaw:
+                raise UpdateError(f"statistics #{i} {flaw}")
             total.products.add_(one.products, alpha=one.num_examples)
             total.response.add_(one.response, alpha=one.num_examples)
             total.delta.add_(one.delta, alpha=one.num_examples)

@@ -31,7 +31,7 @@ class DiagonalCurvature(CurvatureSummary):
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"values": self.values}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         if bool((self.values < 0).any()):
             return "sent a negative diagonal: a curvature has none; use fipa.diagonal_fisher"
         return wrong_shape("values", self.values, (parameters,))

@@ -20,7 +20,7 @@ from typing_extensions import Self
 from fipa.curvature.leading import Solver, leading
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import Arrived, CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import RankWarning, SketchError
 from fipa.layout import Layout, ParamSelection
@@ -73,7 +73,7 @@ class Sketch(CurvatureSummary):
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"eigenvectors": self.eigenvectors, "eigenvalues": self.eigenvalues}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         if self.eigenvalues.dim() != 1:
             return wrong_shape("eigenvalues", self.eigenvalues, (self.eigenvalues.numel(),))
         if bool((self.eigenvalues < 0).any()):
@@ -97,23 +97,14 @@ class Sketch(CurvatureSummary):
         return {"eigenvectors": (layout.numel, shape[0]), "eigenvalues": shape}
 
     @classmethod
-    def restore(  # noqa: D102
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        lengths = torch.linalg.vector_norm(tensors["eigenvectors"], dim=0)
+    def restore(cls, arrived: Arrived) -> Self:  # noqa: D102
+        lengths = torch.linalg.vector_norm(arrived.tensors["eigenvectors"], dim=0)
         if not bool(((lengths - 1).abs() <= _UNIT).all()):
             raise SketchError("has eigenvectors that are not of length 1")
-        trace = about.get("trace")
+        trace = arrived.about.get("trace")
         return cls(
-            **tensors, layout=layout, loss=str(about.get("loss")), num_examples=num_examples,
-            trace=float(trace) if isinstance(trace, int | float) else math.nan,
+            **arrived.tensors, layout=arrived.layout, loss=str(arrived.about.get("loss")),
+            num_examples=arrived.num_examples, trace=float(trace) if isinstance(trace, int | float) else math.nan,
         )  # fmt: skip
 
     def sizes(self) -> dict[str, Tensor]:  # noqa: D102

@@ -18,10 +18,33 @@ from fipa.linalg import aligned
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """What a client sent, and what is known of it.
+
+    Parameters
+    ----------
+    tensors, about
+        As `CurvatureSummary.sent` and `CurvatureSummary.about` gave them.
+    plan, shared_seed
+        What it was asked for, and the seed of what all clients of the round share.
+    layout, num_examples, delta
+        Its parameters, its weight and its update, which came along.
+    """
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+    plan: Any
+    layout: Layout
+    num_examples: int
+    delta: Tensor
+    shared_seed: int
+
+
 class CurvatureSummary(ABC):
     """A frozen dataclass of tensors that sums up a client's curvature, and knows when it makes no sense.
 
-    To bring a curvature of your own to a rule of your own, derive from this. `tensors` and `problem` are all that
+    To bring a curvature of your own to a rule of your own, derive from this. `tensors` and `flaw` are all that
     `fipa.aggregate` needs; to send it over a network it also needs a `kind`, `expected`, and what of the rest is not as
     it is here. `examples/own_curvature.py` is a whole one.
 
@@ -41,7 +64,7 @@ class CurvatureSummary(ABC):
         """All tensors, by the name of their field."""
 
     @abstractmethod
-    def problem(self, parameters: int) -> str | None:
+    def flaw(self, parameters: int) -> str | None:
         """What is wrong with it for that many parameters, or None; the client's name goes before it."""
 
     def about(self) -> dict[str, Any]:
@@ -60,19 +83,10 @@ class CurvatureSummary(ABC):
         raise SketchError(f"has a {cls.__name__}, which cannot be received: define its classmethod expected(...)")
 
     @classmethod
-    def restore(
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        """The summary from what arrived in the `expected` shapes, next to the client's update `delta`."""
-        named: dict[str, Any] = {"layout": layout, "num_examples": num_examples}
-        return cls(**tensors, **{f.name: named[f.name] for f in fields(cls) if f.name in named})  # type: ignore[arg-type]
+    def restore(cls, arrived: Arrived) -> Self:
+        """The summary from what arrived in the `expected` shapes."""
+        known = {"layout": arrived.layout, "num_examples": arrived.num_examples}
+        return cls(**arrived.tensors, **{f.name: known[f.name] for f in fields(cls) if f.name in known})  # type: ignore[arg-type]
 
     def sizes(self) -> dict[str, Tensor]:
         """By name, numbers that are NaN or infinite if one of the tensors is; the server sets a limit to them."""

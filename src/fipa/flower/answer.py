@@ -14,7 +14,7 @@ from torch import Tensor
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
 from fipa.curvature.registry import kind_of
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.summary import Arrived, CurvatureSummary
 from fipa.errors import SketchError
 from fipa.federation.messages import Loss, Order, Reply
 from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
@@ -194,14 +194,14 @@ def _curvature(
         shapes = plan.makes.expected(plan, layout, about, found)
         tensors = unpack(arrays, shapes, delta.dtype)
         shared_seed = seed_for(request.seed, "test matrix", request.round_number)
-        summary = plan.makes.restore(tensors, about, plan, layout, examples, delta, shared_seed)
+        summary = plan.makes.restore(Arrived(tensors, about, plan, layout, examples, delta, shared_seed))
     except SketchError as error:
         raise PayloadError(str(error)) from error
     for name, size in summary.sizes().items():
         _check_size(name, size, expected.limits.curvature)
-    problem = summary.problem(layout.numel)
-    if problem:
-        raise PayloadError(problem)
+    flaw = summary.flaw(layout.numel)
+    if flaw:
+        raise PayloadError(flaw)
     return summary
 
 
