@@ -47,7 +47,8 @@ def shift(theta, memory):
     return memory["shift"] + memory["rate"] * (theta - memory["model"])
 
 
-fipa.register_local_rule("scaffnew", Scaffnew)  # a name for messages: a Flower client that imports this file can be told to use it
+# a name for messages: a Flower client that imports this file can be told to use it
+fipa.register_local_rule("scaffnew", Scaffnew)
 
 
 def residual(model, x, y):
@@ -79,9 +80,8 @@ def run(rule, rounds=100):
     arm = fipa.Arm("mine", (fipa.Stage(fipa.FedAvg(), rule, rounds),))
     with fipa.Executor(problem) as executor:
         federation = fipa.Federation(arm, 0, executor)
-        for _, record in federation.rounds(federation.start()):
-            pass
-    return record.metric
+        *_, (_, last) = federation.rounds(federation.start())
+    return last.metric
 
 
 if __name__ == "__main__":
