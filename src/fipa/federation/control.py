@@ -112,7 +112,7 @@ def controlled(
     value
         Damping or step to begin with.
     loss
-        Of the round's clients at the broadcast model.
+        That of the round's clients at the broadcast model.
     propose
         Aggregates the round's updates by a rule.
     probe
@@ -145,7 +145,7 @@ def controlled(
 
 
 def _best(control: StepControl, rule: Rule, loss: float, propose: Propose, probe: Probe) -> Conversation[Trial]:
-    """From bold to careful, until the loss, once below where it began, rises again."""
+    """Try from bold to careful, until the loss, once below where it began, rises again."""
     name, value = control.parameter(rule), control.start(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
     settings: Any = rule

@@ -54,7 +54,7 @@ class Federation:
         self._measures_memory = reset_peak(executor.pids)
 
     def start(self) -> State:
-        """Before the first round."""
+        """The state before the first round."""
         return self.coordinator.start(self.site.initial)
 
     def rounds(self, state: State) -> Iterator[Done]:

@@ -36,15 +36,15 @@ class Limits:
     rank
         Eigenpairs of a sketch; None for as many as were asked for.
     nbytes
-        Of all arrays together.
+        The size of all arrays together.
     norm
-        Of the update; None for ten times that of the parameters, or 10 if they are shorter than 1, and for
+        The norm of the update; None for ten times that of the parameters, or 10 if they are shorter than 1, and for
         Gauss-Newton clients no limit but `curvature`.
     curvature
-        Of the sum of the eigenvalues or of the diagonal, of the norms of additive statistics and covariances, and of
+        The sum of the eigenvalues or of the diagonal, and the norms of additive statistics and covariances, and of
         the averaged buffers.
     examples
-        That a client may say it has: they are its weight.
+        The number that a client may say it has, which is its weight.
     """
 
     rank: int | None = None
@@ -106,7 +106,7 @@ class Expected:
     buffers
         Shapes of the tensors that are averaged.
     limits
-        Of their sizes.
+        How large they may be.
     """
 
     layout: Layout

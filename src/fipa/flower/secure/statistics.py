@@ -45,9 +45,9 @@ def unflatten(
     Parameters
     ----------
     layout, width, test_seed
-        As all clients of the round used them.
+        Those that all clients of the round used.
     dtype
-        Of the result.
+        The dtype of the result.
     """
     parameters = layout.numel
     if total.shape != (vector_length(parameters, width),):
