@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from fipa.curvature.options import Options
 from fipa.curvature.terms import LossName
 from fipa.errors import SketchError
 from fipa.layout import Layout
@@ -169,6 +170,23 @@ class CurvaturePlan(ABC):
     def at_most(self, rank: int | None) -> Self:
         """The same with at most that many eigenpairs, where there are any; None sets no limit."""
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledPlan(CurvaturePlan):
+    """A plan of curvature that may be taken of some of the examples, and of some labels: see `Options`."""
+
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    def options(self, layout: Layout, occasion: Occasion) -> Options:
+        """The options of one computation."""
+        return {
+            "params": layout.names,
+            "max_examples": self.max_examples,
+            "sampled_labels": self.sampled_labels,
+            "seed": occasion.seed,
+        }
 
 
 def nbytes_of(tensors: Mapping[str, Tensor]) -> int:
