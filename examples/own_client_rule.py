@@ -22,14 +22,10 @@ from typing import ClassVar
 import torch
 
 import fipa
-from fipa.clients.descent import SGD
-from fipa.clients.registry import register
-from fipa.federation.messages import Order
-from fipa.federation.site import Site
 
 
 @dataclass(frozen=True)
-class Scaffnew(SGD):
+class Scaffnew(fipa.SGD):
     """SGD along the client's gradient less its shift. Settings are those of SGD; more would be fields here."""
 
     remembers: ClassVar[bool] = True
@@ -51,7 +47,8 @@ def shift(theta, memory):
     return memory["shift"] + memory["rate"] * (theta - memory["model"])
 
 
-register("scaffnew", Scaffnew)  # a name for messages: a Flower client that imports this file can be told to use it
+# a name for messages: a Flower client that imports this file can be told to use it
+fipa.register_local_rule("scaffnew", Scaffnew)
 
 
 def residual(model, x, y):
@@ -68,8 +65,10 @@ def problem(seed):
         data.append((x, x @ torch.randn(3, generator=generator, dtype=torch.float64)))
     xs, ys = zip(*data, strict=True)
     best = torch.linalg.lstsq(torch.cat(xs), torch.cat(ys)[:, None]).solution[:, 0]
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
     return fipa.Problem(
-        model=torch.nn.Linear(3, 1, bias=False).double(),
+        model=model,
         clients=[fipa.Residual(residual, x, y) for x, y in data],
         metric=lambda model: (model.weight[0] - best).norm(),
         name="distance to the best model",
@@ -77,18 +76,14 @@ def problem(seed):
 
 
 def run(rule, rounds=100):
-    """A whole federation, to see where memories go: the distance to the best model after the last round."""
-    site = Site(problem(0), seed=0)
-    theta, memories, shared = torch.zeros_like(site.initial), {}, rule.start(site.initial)
-    for k in range(1, rounds + 1):
-        order = Order(k, theta, rule, shared=shared, memories=memories)
-        replies = [reply for m in range(3) for reply in site.work((m,), order)]
-        theta = fipa.aggregate(theta, [reply.update for reply in replies], fipa.FedAvg()).theta
-        memories = {reply.update.client_id: reply.memory for reply in replies}
-        shared = rule.server(shared, [reply.message for reply in replies], clients=3)
-    return site.problem.evaluate(theta)
+    """A whole federation with that rule; the distance to the best model after the last round."""
+    arm = fipa.Arm("mine", (fipa.Stage(fipa.FedAvg(), rule, rounds),))
+    with fipa.Executor(problem) as executor:
+        federation = fipa.Federation(arm, 0, executor)
+        *_, (_, last) = federation.rounds(federation.start())
+    return last.metric
 
 
 if __name__ == "__main__":
-    for rule in (SGD(lr=0.1, steps=10), Scaffnew(lr=0.1, steps=10)):
+    for rule in (fipa.SGD(lr=0.1, steps=10), Scaffnew(lr=0.1, steps=10)):
         print(f"{type(rule).__name__}: {run(rule):.1e} from the best model")

@@ -41,7 +41,7 @@ class LayerwiseCurvature(fipa.CurvatureSummary):
         """By the name of their field; these travel, too."""
         return {"values": self.values}
 
-    def problem(self, parameters: int) -> str | None:
+    def flaw(self, parameters: int) -> str | None:
         """Why a rule must not use it, after the client's name: whoever sent it need not be honest."""
         if bool((self.values < 0).any()):
             return "sent a negative curvature: a Fisher matrix has none"

@@ -121,6 +121,19 @@ def test_a_shipped_experiment_and_a_file_are_what_the_command_makes_of_them(tmp_
     assert own.arms == ("FedAvg", "FIPA", "FIPA, Gauss-Newton clients")
 
 
+@pytest.mark.parametrize(
+    ("key", "rule", "remedy"),
+    [
+        ("rule", lambda cohort, state: None, "fipa.Federation"),
+        ("inner", fipa.Sketch, "fipa.Federation"),
+        ("local", type("Mine", (fipa.SGD,), {})(lr=0.1, steps=1), "fipa.register_local_rule"),
+    ],
+)
+def test_rules_without_a_name_say_where_they_run(key: str, rule: Any, remedy: str) -> None:
+    with pytest.raises(fipa.FipaError, match=f"^{key} = .*this one has none: .*{remedy}"):
+        fipa.run(problem, rounds=1, quiet=True, arms={"A": {"rule": fipa.FedAvg(), key: rule}})
+
+
 def test_other_arms_in_the_place_of_an_experiments(tmp_path: Path) -> None:
     momentum = {"rule": fipa.FedAvgM(momentum=0.5, inner=fipa.FIPA(damping=0.1)), "local": LOCAL}
     found = quietly("demo", arms={"mine": momentum}, rounds=1, set=FIT, out=tmp_path / "run")

@@ -1,6 +1,9 @@
 """The code that newcomers copy must run as printed."""
 
+import copy
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,8 @@ import fipa
 ROOT = Path(__file__).parent.parent
 
 
-def blocks(name):
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+def blocks(name, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
 def problem():
@@ -48,7 +51,7 @@ def test_readme_snippet_learns():
 
 
 def test_guide_snippets_run():
-    head, buffers, residuals, additive, state, own = blocks("docs/guide.md")
+    head, buffers, residuals, additive, state, own, _ = blocks("docs/guide.md")
     model = nn.Sequential()
     model.add_module("body", nn.Linear(8, 16))
     model.add_module("head", nn.Linear(16, 4))
@@ -89,6 +92,28 @@ def test_guide_snippets_run():
     exec(own, names)
     updates = [fipa.ClientUpdate(torch.full((2,), float(v)), 1) for v in (1, 2, 90)]
     assert fipa.aggregate(torch.zeros(2), updates, names["coordinate_median"]).theta.tolist() == [2.0, 2.0]
+
+
+def test_a_federation_round_by_round(capsys):
+    names: dict = {}
+    exec(blocks("docs/guide.md")[-1], names)
+    metrics = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(metrics) == 10
+    assert metrics[-1] < 0.1 * metrics[0]
+    assert names["problem"](0).evaluate(names["state"].theta) == pytest.approx(metrics[-1], rel=1e-9)
+
+
+def test_an_experiment_on_another_one_is_a_few_lines(tmp_path):
+    load = pytest.importorskip("fipa.config.load").load
+    (snippet,) = [block for block in blocks("docs/experiments.md", "toml") if block.startswith("base")]
+    file = tmp_path / "mine.toml"
+    file.write_text(snippet)
+    _, mine = load(str(file))
+    _, base = load("pde-bratu")
+    assert mine.problem.points.interior == 50
+    assert [arm.name for arm in mine.arms] == [arm.name for arm in base.arms]
+    changed = [one.name for one, other in zip(mine.arms, base.arms, strict=True) if one != other]
+    assert changed == ["FIPA controlled, low rank"]
 
 
 def test_run_from_python(tmp_path, monkeypatch, capsys):
@@ -142,8 +167,31 @@ def test_anchors_follow_githubs_rule():
 
 
 def test_flower_snippet_makes_a_strategy():
-    (snippet,) = blocks("docs/flower.md")
+    snippet = blocks("docs/flower.md")[-1]
     names: dict = {}
     exec(snippet, names)
     assert names["strategy"].precision == "int8"
-    assert names["strategy"].warmup_rounds == 10
+    assert [stage.rounds for stage in names["strategy"].arm(30).stages] == [10, 20]
+
+
+def test_flower_apps_with_an_objective_learn(monkeypatch, capsys):
+    """All of a client_app.py and of a server_app.py."""
+    local = pytest.importorskip("fipa.flower.local")
+    model, clients, _ = problem()
+    task = types.ModuleType("my_task")
+    task.Net, task.load_data = lambda: copy.deepcopy(model), lambda partition: clients[partition]
+    monkeypatch.setitem(sys.modules, "my_task", task)
+    on_node, on_server, _ = blocks("docs/flower.md")
+    node: dict = {}
+    server: dict = {}
+    exec(on_node, node)
+    exec(on_server, server)
+    server["main"](local.LocalGrid(node["app"], 2), None)
+    rows = [
+        line.split() for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ [\d.e-]+ \d+ \d+ \d+$", line)
+    ]
+    assert [row[0] for row in rows] == [str(k) for k in range(1, 11)]
+    assert float(rows[-1][1]) < 0.1 * float(rows[0][1])
+    for _, _, trips, messages, sent in rows:
+        assert int(messages) == 4 * int(trips) >= 8  # there and back, for two clients, and at least one trial
+        assert int(sent) > 0

@@ -52,7 +52,7 @@ def test_log_says_where_a_run_goes_on() -> None:
     log.begin("A", 0, 3, 5)
     log.round("A", 0, record(4, 1.0))
     log.end("A", 0, "finished")
-    assert file.getvalue().startswith("A, seed 0: goes on after round 3 of 5\nA, seed 0: finished at round 4")
+    assert file.getvalue().startswith("A, seed 0: resumes after round 3 of 5\nA, seed 0: finished at round 4")
 
 
 def test_log_does_not_forget_an_arm_that_diverged_at_once() -> None:
@@ -130,13 +130,13 @@ def test_bars_keep_the_metric_of_the_last_evaluation(experiment: Experiment) -> 
 
 
 def test_log_of_an_arm_after_a_warm_up() -> None:
-    """It goes on only if some of its own rounds were there."""
+    """It resumes only if some of its own rounds were there."""
     out, file = console()
     log = Log(out)
     log.begin("A", 0, 4, 6, 4)
     assert file.getvalue() == ""
     log.begin("A", 0, 5, 6, 4)
-    assert file.getvalue() == "A, seed 0: goes on after round 5 of 6\n"
+    assert file.getvalue() == "A, seed 0: resumes after round 5 of 6\n"
 
 
 def test_bars_say_what_diverged(experiment: Experiment) -> None:

@@ -157,7 +157,7 @@ def test_resumes_after_kill_9_to_the_same_bits(experiment: Path, whole: Path, tm
         assert not (out / "results.json").exists()
     done = fipa("resume", out)
     assert done.code == 0
-    assert "goes on after round" in done.out
+    assert "resumes after round" in done.out
     assert numbers(out) == numbers(whole)
     assert (out / "views.json").read_text() == (whole / "views.json").read_text()
 

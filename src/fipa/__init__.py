@@ -49,7 +49,7 @@ from fipa.federation.stage import Stage
 from fipa.layout import Layout, parameters_of
 from fipa.results import Results
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 __all__ = [
     "FIPA",

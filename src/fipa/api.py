@@ -55,7 +55,7 @@ def run(
 
     Notes
     -----
-    An arm that diverges is no error: see `Results.status`. A run that was stopped goes on with `fipa resume DIR`,
+    An arm that diverges is no error: see `Results.status`. A run that was stopped resumes with `fipa resume DIR`,
     unless its problem was made in Python.
     """
     given, name = _factory(experiment), None

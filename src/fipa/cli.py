@@ -194,14 +194,14 @@ def get_set(
     root: Root = None,
     quiet: Quiet = False,
 ) -> None:
-    """Download a set, or go on with its download, and unpack it."""
+    """Download a set, or resume its download, and unpack it."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
         with Bar(*columns, console=out, disable=quiet or not out.is_terminal) as bar:
             task = bar.add_task(name, total=None)
             folder = registry.get(name, root, lambda done, total: bar.update(task, completed=done, total=total))
     except KeyboardInterrupt:
-        err.print("stopped; the same command goes on")
+        err.print("stopped; the same command resumes it")
         raise typer.Exit(Exit.INTERRUPTED) from None
     if not quiet:
         out.print(f"{name} is in [bold]{escape(str(folder))}[/]", soft_wrap=True)
@@ -263,7 +263,7 @@ def _execute(job: Run, tensorboard: bool, with_report: bool, as_json: bool, quie
         with Watchers(watching) as watchers:
             results = job.execute(watchers)
     except KeyboardInterrupt:
-        err.print(f"stopped; go on with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)
+        err.print(f"stopped; resume with [bold]fipa resume {escape(str(job.directory))}[/]", soft_wrap=True)
         raise typer.Exit(Exit.INTERRUPTED) from None
     paths = {"directory": job.directory, "results": job.directory / "results.json"}
     if with_report:

@@ -103,7 +103,7 @@ class Log:
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:  # noqa: D102
         self._last = None
         if done > after:
-            text = f"{arm}, seed {seed}: goes on after round {done} of {total}"
+            text = f"{arm}, seed {seed}: resumes after round {done} of {total}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def round(self, arm: str, seed: int, record: RoundRecord) -> None:  # noqa: D102

@@ -7,7 +7,7 @@ import torch
 
 from clients.cases import DOUBLE, KINDS, OUTPUTS, client, edge, layout_of, loss_by_hand, misfit, network
 from fipa import Client, FipaError, Residual
-from fipa.clients.client import pooled
+from fipa.clients.client import united
 from fipa.clients.objective import Objective
 
 X, Y = torch.zeros(4, 2, dtype=DOUBLE), torch.zeros(4, dtype=DOUBLE)
@@ -59,7 +59,7 @@ def test_negative_number_of_examples() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("counts", [(0, 0, 0), (30, 7, 2)], ids=["counted", "given"])
-def test_pooled_loss_is_the_weighted_mean(kind: str, counts: tuple[int, ...]) -> None:
+def test_united_loss_is_the_weighted_mean(kind: str, counts: tuple[int, ...]) -> None:
     """Clients of unequal sizes, also where their numbers of examples are not those of their tensors."""
     model = network(OUTPUTS[kind])
     clients = [client(kind, seed, n) for seed, n in enumerate((5, 2, 9))]
@@ -67,10 +67,10 @@ def test_pooled_loss_is_the_weighted_mean(kind: str, counts: tuple[int, ...]) ->
     total = sum(one.num_examples for one in clients)
     if counts[0] and clients[0].loss != "least_squares":  # their examples carry no weights that could make up for it
         with pytest.raises(FipaError, match="num_examples"):
-            pooled(clients)
+            united(clients)
         return
     expected = sum(one.num_examples / total * loss_by_hand(model, one).item() for one in clients)
-    together = pooled(clients)
+    together = united(clients)
     assert together.num_examples == total
     assert loss_by_hand(model, together).item() == pytest.approx(expected, rel=1e-12)
     objective = Objective(model, layout_of(model), together)
@@ -78,9 +78,9 @@ def test_pooled_loss_is_the_weighted_mean(kind: str, counts: tuple[int, ...]) ->
     assert objective.loss(flat, objective.terms).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_different_losses_cannot_be_pooled() -> None:
+def test_different_losses_cannot_be_united() -> None:
     with pytest.raises(FipaError, match="different losses"):
-        pooled([client("mse", 0), client("plain", 0)])
+        united([client("mse", 0), client("plain", 0)])
 
 
 # --- what the model sees of the data ---
@@ -120,18 +120,18 @@ def test_residuals_are_not_transformed(more: dict[str, object]) -> None:
         Client((Residual(misfit, X, Y),), **more)
 
 
-def test_pooled_clients_are_transformed_and_augmented_as_each_of_them() -> None:
+def test_united_clients_are_transformed_and_augmented_as_each_of_them() -> None:
     def vary(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return x
 
     clients = [Client((torch.full((n, 2), float(n)), Y[:n]), "mse", transform=double, augment=vary) for n in (1, 3)]
-    whole = pooled(clients)
+    whole = united(clients)
     assert whole.data[0].tolist() == [[1, 1], [3, 3], [3, 3], [3, 3]]
     assert whole.tensors[0].tolist() == [[2, 2], [6, 6], [6, 6], [6, 6]]
     assert (whole.num_examples, whole.augment) == (4, vary)
 
 
 @pytest.mark.parametrize("more", [{"transform": double}, {"augment": lambda x, generator: x}])
-def test_clients_that_see_their_data_differently_cannot_be_pooled(more: dict[str, object]) -> None:
+def test_clients_that_see_their_data_differently_cannot_be_united(more: dict[str, object]) -> None:
     with pytest.raises(FipaError, match="different losses, transforms or augmentations"):
-        pooled([Client((X, Y), "mse"), Client((X, Y), "mse", **more)])
+        united([Client((X, Y), "mse"), Client((X, Y), "mse", **more)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fipa.clients.contrastive import divergence_penalty, moon, pooled, relaxed_contrastive
+from fipa.clients.contrastive import directions_of, divergence_penalty, moon, relaxed_contrastive
 from fipa.errors import FipaError
 
 DOUBLE = torch.float64
@@ -188,7 +188,7 @@ def test_invariances(loss: Loss) -> None:
     assert float(loss(features[order], labels[order])) == pytest.approx(value)
     assert float(loss(features @ rotation, labels)) == pytest.approx(value)
     assert float(loss(features * lengths, labels)) == pytest.approx(value)
-    assert float(loss(pooled(features), labels)) == pytest.approx(value)
+    assert float(loss(directions_of(features), labels)) == pytest.approx(value)
     assert float(loss(features, 7 - 2 * labels)) == pytest.approx(value)  # names of classes
 
 
@@ -229,22 +229,22 @@ def test_a_step_along_the_gradient_helps(loss: Loss) -> None:
     assert float(loss(features - 1e-3 * gradient, labels)) < float(loss(features, labels))
 
 
-def test_pooled() -> None:
+def test_directions_of() -> None:
     maps = draw(2, 3, 4, 5)
     expected = []
     for image in maps.tolist():
         means = [sum(map(sum, channel)) / 20 for channel in image]
         length = math.sqrt(sum(m * m for m in means))
         expected.append([m / length for m in means])
-    assert torch.allclose(pooled(maps), torch.tensor(expected, dtype=DOUBLE))
-    assert torch.allclose(pooled(maps), pooled(maps.mean((2, 3))))
-    assert torch.allclose(pooled(pooled(maps)), pooled(maps))
-    assert torch.autograd.gradcheck(pooled, maps.requires_grad_())
+    assert torch.allclose(directions_of(maps), torch.tensor(expected, dtype=DOUBLE))
+    assert torch.allclose(directions_of(maps), directions_of(maps.mean((2, 3))))
+    assert torch.allclose(directions_of(directions_of(maps)), directions_of(maps))
+    assert torch.autograd.gradcheck(directions_of, maps.requires_grad_())
 
 
-def test_pooled_of_nothing_and_of_extremes() -> None:
+def test_directions_of_nothing_and_of_extremes() -> None:
     features = torch.tensor([[0.0, 0.0], [3e-30, 4e-30], [3e30, 4e30]], requires_grad=True)
-    directions = pooled(features)
+    directions = directions_of(features)
     assert torch.allclose(directions, torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]]))
     directions[:, 0].sum().backward()
     assert features.grad is not None

@@ -188,7 +188,9 @@ def test_settings_of_another_curvature_are_errors_that_name_them(rule: str, sket
         with_arm(f'rule = {{ name = "{rule}" }}\nsketch = {sketch}')
 
 
-@pytest.mark.parametrize(("rule", "plan"), [("diagonal-fisher", DiagonalPlan(9)), ("foof", CovariancePlan())])
+@pytest.mark.parametrize(
+    ("rule", "plan"), [("diagonal-fisher", DiagonalPlan(max_examples=9)), ("foof", CovariancePlan())]
+)
 def test_what_defaults_say_of_eigen_sketches_passes_by(rule: str, plan: Any) -> None:
     (arm,) = with_arm(f'rule = {{ name = "{rule}" }}\nsketch = {{ rank = 3, max_examples = 9 }}').build(True)
     assert arm.stages[0].plan == plan

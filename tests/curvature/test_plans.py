@@ -58,7 +58,7 @@ def test_all_settings_reach_the_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
     monkeypatch.setattr("fipa.curvature.sketch.sketch", lambda *args, **settings: seen.update(settings, rank=args[3]))
     problem = lines(0)
-    plan = SketchPlan(TraceShare(0.5), "krylov", "matrix_free", 3, 7, 11, 2)
+    plan = SketchPlan(TraceShare(0.5), "krylov", "matrix_free", 3, 7, max_examples=11, sampled_labels=2)
     plan.compute(problem.model, LAYOUT, problem.clients[0], Occasion(5))
     assert seen == {
         "rank": TraceShare(0.5),

@@ -18,7 +18,7 @@ import fipa
 from curvature.cases import make, mlp, randn
 from fipa.config.sketch import SketchSpec
 from fipa.curvature.registry import PLANS, kind_of, plan_of, register, settings_of, summaries
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary
+from fipa.curvature.summary import Arrived, CurvaturePlan, CurvatureSummary
 from fipa.errors import FipaError, SketchError
 
 SHIPPED = [*PLANS.values()]
@@ -141,8 +141,8 @@ def test_restored_from_what_is_sent(kind: str) -> None:
     sent, about = one.sent(), json.loads(json.dumps(one.about()))
     found = {name: tuple(tensor.shape) for name, tensor in sent.items()}
     assert type(one).expected(plan, one.layout, about, found) == found
-    again = type(one).restore(sent, about, plan, one.layout, 5, randn(59, seed=2), 11)
-    assert again.problem(59) is None
+    again = type(one).restore(Arrived(sent, about, plan, one.layout, 5, randn(59, seed=2), 11))
+    assert again.flaw(59) is None
     assert again.form() == one.form()
     assert again.tensors().keys() == one.tensors().keys()
     for name, tensor in again.tensors().items():

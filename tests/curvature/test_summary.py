@@ -27,7 +27,7 @@ class Confidence(CurvatureSummary):
     def tensors(self):
         return {"value": self.value}
 
-    def problem(self, parameters):
+    def flaw(self, parameters):
         if bool((self.value < 0).any()):
             return f"has the negative confidence {float(self.value):g} in {parameters} parameters"
         return wrong_shape("value", self.value, ())
@@ -116,7 +116,7 @@ def test_to_converts_every_tensor(kind):
         assert (tensor.dtype, before.dtype) == (torch.float32, torch.float64)
         torch.testing.assert_close(tensor.double(), before, rtol=1e-6, atol=1e-7)
     assert {t.dtype for t in single.to("cpu", torch.float64).tensors().values()} == {torch.float64}
-    assert single.problem(single.layout.numel) is None
+    assert single.flaw(single.layout.numel) is None
 
 
 @pytest.mark.parametrize("kind", SIZES)

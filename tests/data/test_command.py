@@ -90,4 +90,4 @@ def test_stopped(served, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fipa.data.registry.get", stop)
     done = fipa("data", "get", "mnist", "--data", tmp_path)
-    assert (done.code, done.err) == (130, "stopped; the same command goes on\n")
+    assert (done.code, done.err) == (130, "stopped; the same command resumes it\n")

@@ -76,7 +76,7 @@ def test_a_cut_connection_is_taken_up_again(server, tmp_path):
 def test_a_connection_that_brings_nothing_new_ends_it(server, tmp_path):
     server.cuts = [10_000, 0]
     remote = server.remote("a.gz", CONTENT)
-    with pytest.raises(FipaError, match="the connection was cut, after 10000 bytes; try again to go on from there"):
+    with pytest.raises(FipaError, match="the connection was cut, after 10000 bytes; try again to resume from there"):
         download(remote, tmp_path)
     assert (tmp_path / "a.gz.part").read_bytes() == CONTENT[:10_000]
     assert download(remote, tmp_path).read_bytes() == CONTENT

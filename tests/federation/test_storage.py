@@ -1,4 +1,4 @@
-"""Runs that were stopped at any point go on as if they had not been."""
+"""Runs that were stopped at any point resume as if they had not been."""
 
 from __future__ import annotations
 

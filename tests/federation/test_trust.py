@@ -10,7 +10,14 @@ from fipa.federation.trust import TrustRegion
 
 @pytest.mark.parametrize(
     ("ratio", "full", "expected"),
-    [(-1.0, True, 0.5), (0.2, False, 0.5), (0.5, True, 1.0), (0.9, False, 1.0), (0.9, True, 2.0), (math.nan, True, 1.0)],
+    [
+        (-1.0, True, 0.5),
+        (0.2, False, 0.5),
+        (0.5, True, 1.0),
+        (0.9, False, 1.0),
+        (0.9, True, 2.0),
+        (math.nan, True, 1.0),
+    ],
 )
 def test_the_radius_follows_what_came_true(ratio: float, full: bool, expected: float) -> None:
     assert TrustRegion().adapted(1.0, ratio, full) == expected

@@ -50,13 +50,13 @@ class AdditiveFIPA:
         for client, one, count, delta in zip(
             cohort.clients, statistics, cohort.num_examples, cohort.deltas, strict=True
         ):
-            problem = statistics[0].mismatch(one)
+            flaw = statistics[0].mismatch(one)
             if not torch.equal(one.delta, delta):
-                problem = "sent statistics of another update than the one it sent: compute them with the same delta"
+                flaw = "sent statistics of another update than the one it sent: compute them with the same delta"
             if one.num_examples != count:
-                problem = f"reports {count} examples, but its statistics {one.num_examples}"
-            if problem:
-                raise UpdateError(f"{client} {problem}")
+                flaw = f"reports {count} examples, but its statistics {one.num_examples}"
+            if flaw:
+                raise UpdateError(f"{client} {flaw}")
         shares = tuple(n / sum(cohort.num_examples) for n in cohort.num_examples)
         if cohort.weights != shares:
             raise UpdateError(

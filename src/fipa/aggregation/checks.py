@@ -18,9 +18,9 @@ def check_curvature(client: str, curvature: CurvatureSummary, layout: Layout | N
         raise UpdateError(
             f"{client} sent a sketch of other parameters than the other clients: it {detail}; use the same params=..."
         )
-    problem = curvature.problem(theta.numel())
-    if problem:
-        raise UpdateError(f"{client} {problem}")
+    flaw = curvature.flaw(theta.numel())
+    if flaw:
+        raise UpdateError(f"{client} {flaw}")
     for name, tensor in curvature.tensors().items():
         if tensor.dtype != theta.dtype or tensor.device != theta.device:
             raise UpdateError(

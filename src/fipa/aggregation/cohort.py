@@ -149,13 +149,13 @@ def _fits(layout: Layout, theta: Tensor | Mapping[str, Tensor]) -> bool:
 
 
 def _check_types(theta: Tensor | Mapping[str, Tensor], clients: Sequence[str], updates: Sequence[ClientUpdate]) -> None:
-    problem = _not_tensors(theta)
-    if problem:
-        raise LayoutError(f"theta {problem}: pass a tensor, or tensors by name")
+    flaw = _not_tensors(theta)
+    if flaw:
+        raise LayoutError(f"theta {flaw}: pass a tensor, or tensors by name")
     for client, update in zip(clients, updates, strict=True):
-        problem = _not_tensors(update.delta)
-        if problem:
-            raise UpdateError(f"{client}: its update {problem}: send a tensor, or tensors by name")
+        flaw = _not_tensors(update.delta)
+        if flaw:
+            raise UpdateError(f"{client}: its update {flaw}: send a tensor, or tensors by name")
         if update.sketch is not None and not isinstance(update.sketch, CurvatureSummary):
             raise UpdateError(
                 f"{client} sent a {type(update.sketch).__name__} as its sketch: use fipa.sketch, fipa.diagonal_fisher, "

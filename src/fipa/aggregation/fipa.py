@@ -46,9 +46,9 @@ class FIPA:
 
     $$d = \gamma (\hat H + (\mu + \beta) I)^{-1} \sum_m w_m (\hat H_m + \mu I) \Delta\theta_m ,$$
 
-    and the server sees all of an update instead of its projection on the sketch. Gauss-Newton clients with `whole` and
-    damping $\mu$ send $\Delta\theta_m = -(\hat H_m + \mu I)^{-1} g_m$: the sum is their gradient, all of it, whatever
-    the rank.
+    and the server sees all of an update instead of its projection on the sketch. Gauss-Newton clients
+    are told the floor and send $\Delta\theta_m = -(\hat H_m + \mu I)^{-1} g_m$: the sum is their gradient, all of it,
+    whatever the rank.
 
     Parameters
     ----------

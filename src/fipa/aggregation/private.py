@@ -126,11 +126,11 @@ class PrivateAdditiveFIPA:
         statistics = cohort.require(AdditiveStatistics, "PrivateAdditiveFIPA")
         first = statistics[0]
         for client, one, delta in zip(cohort.clients, statistics, cohort.deltas, strict=True):
-            problem = first.mismatch(one)
+            flaw = first.mismatch(one)
             if not torch.equal(one.delta, delta):
-                problem = "sent statistics of another update than the one it sent: compute them with the same delta"
-            if problem:
-                raise UpdateError(f"{client} {problem}")
+                flaw = "sent statistics of another update than the one it sent: compute them with the same delta"
+            if flaw:
+                raise UpdateError(f"{client} {flaw}")
         normal, state = _next_round(self.seed, state)
         z = self.multipliers
         products = noisy_mean([one.products for one in statistics], self.clip_products, z["products"], normal)

@@ -76,18 +76,18 @@ class Client:
         return cls((data,) if isinstance(data, Residual) else tuple(data), loss)
 
 
-def pooled(clients: Sequence[Client]) -> Client:
+def united(clients: Sequence[Client]) -> Client:
     """One client that holds the data of all: the centralised reference.
 
     The loss is the federation's, each client's mean weighted by its share of the examples.
     """
     first = clients[0]
     if any((c.loss, c.transform, c.augment) != (first.loss, first.transform, first.augment) for c in clients):
-        raise FipaError("clients with different losses, transforms or augmentations cannot be pooled")
+        raise FipaError("clients with different losses, transforms or augmentations cannot be put together")
     total = sum(client.num_examples for client in clients)
     if first.loss != "least_squares":
         if len({client.num_examples / len(client.data[0]) for client in clients}) > 1:
-            raise FipaError("num_examples that are not the data's cannot be pooled: give fipa.Residual weights instead")
+            raise FipaError("num_examples that are not the data's cannot be put together: use fipa.Residual weights")
         xs, ys = zip(*(client.data for client in clients), strict=True)
         return Client((torch.cat(xs), torch.cat(ys)), first.loss, total, first.transform, first.augment)
     residuals = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from fipa.errors import FipaError
 
 
-def pooled(features: Tensor) -> Tensor:
+def directions_of(features: Tensor) -> Tensor:
     """Directions of features (n x d, or n x d x space, averaged over space): rows of length 1, or 0 if all is 0."""
     if features.dim() > 2:
         features = features.flatten(2).mean(2)
@@ -37,9 +37,9 @@ def moon(features: Tensor, broadcast: Tensor, previous: Tensor, temperature: flo
     if not features.shape == broadcast.shape == previous.shape:
         shapes = ", ".join(str(tuple(t.shape)) for t in (features, broadcast, previous))
         raise FipaError(f"moon: features of the three models must have one shape, got {shapes}")
-    directions = pooled(features)
-    near = (directions * pooled(broadcast)).sum(1)
-    far = (directions * pooled(previous)).sum(1)
+    directions = directions_of(features)
+    near = (directions * directions_of(broadcast)).sum(1)
+    far = (directions * directions_of(previous)).sum(1)
     return _log1p_exp((far - near) / temperature).mean()
 
 
@@ -114,7 +114,7 @@ def divergence_penalty(
 def _similarities(features: Tensor, labels: Tensor) -> Tensor:
     if labels.shape != features.shape[:1]:
         raise FipaError(f"{len(features)} features need as many labels, got {tuple(labels.shape)}")
-    directions = pooled(features)
+    directions = directions_of(features)
     return directions @ directions.T
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fipa.clients.registry import LOCAL_RULES
 from fipa.config.kinds import RULES
+from fipa.errors import FipaError
 
 
 def tables(arms: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -21,6 +22,11 @@ def tables(arms: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _arm(arm: Mapping[str, Any]) -> dict[str, Any]:
+    for key in ("rule", "inner", "local"):
+        given = arm.get(key)
+        if given is not None and not isinstance(given, Mapping) and _name(given) is None:
+            remedy = "register it before, fipa.register_local_rule" if key == "local" else "use fipa.Federation instead"
+            raise FipaError(f"{key} = {given!r}: experiments know rules by name, and this one has none: {remedy}")
     table = {key: _plain(value) for key, value in arm.items()}
     rule = table.get("rule")
     if isinstance(rule, dict) and (inner := rule.pop("inner", None)) is not None:
@@ -35,6 +41,11 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    name = next((name for makers in (RULES, LOCAL_RULES) for name, kind in makers.items() if type(value) is kind), None)
+    name = _name(value)
     settings = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     return settings if name is None else {"name": name} | settings
+
+
+def _name(rule: Any) -> str | None:
+    """What experiments call the class of a rule, if they know it."""
+    return next((name for makers in (RULES, LOCAL_RULES) for name, kind in makers.items() if type(rule) is kind), None)

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from fipa.curvature.operator import check_finite
+from fipa.curvature.options import Options
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import Arrived, CurvatureSummary, Occasion, SampledPlan, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import LayoutError, SketchError, UpdateError
-from fipa.layout import Layout, ParamSelection
+from fipa.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class AdditiveStatistics(CurvatureSummary):
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"products": self.products, "response": self.response, "delta": self.delta}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         return (
             wrong_shape("products", self.products, (parameters, self.products.shape[-1]))
             or wrong_shape("response", self.response, (parameters,))
@@ -75,19 +76,14 @@ class AdditiveStatistics(CurvatureSummary):
         return {"products": (layout.numel, plan.width), "response": (layout.numel,)}
 
     @classmethod
-    def restore(  # noqa: D102
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        if about.get("test-seed") != shared_seed:
-            raise SketchError(f"used the test matrix of seed {about.get('test-seed')!r}, not {shared_seed}")
-        return cls(**tensors, delta=delta, num_examples=num_examples, test_seed=shared_seed, layout=layout)
+    def restore(cls, arrived: Arrived) -> Self:  # noqa: D102
+        seed, used = arrived.shared_seed, arrived.about.get("test-seed")
+        if used != seed:
+            raise SketchError(f"used the test matrix of seed {used!r}, not {seed}")
+        return cls(
+            **arrived.tensors, delta=arrived.delta, num_examples=arrived.num_examples, test_seed=seed,
+            layout=arrived.layout,
+        )  # fmt: skip
 
     @property
     def width(self) -> int:
@@ -130,9 +126,9 @@ def pool(statistics: Iterable[AdditiveStatistics]) -> AdditiveStatistics:
                 one.layout,
             )
         else:
-            problem = total.mismatch(one)
-            if problem:
-                raise UpdateError(f"statistics #{i} {problem}")
+            flaw = total.mismatch(one)
+            if flaw:
+                raise UpdateError(f"statistics #{i} {flaw}")
             total.products.add_(one.products, alpha=one.num_examples)
             total.response.add_(one.response, alpha=one.num_examples)
             total.delta.add_(one.delta, alpha=one.num_examples)
@@ -168,20 +164,15 @@ def additive_statistics(
     width: int,
     test_seed: int,
     num_examples: int,
-    params: ParamSelection = None,
     route: Route = "auto",
-    max_examples: int | None = None,
-    sampled_labels: int | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
     memory_limit: int = MEMORY_LIMIT,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> AdditiveStatistics:
     r"""What one client adds to a round of additive FIPA: L + 1 products with its curvature, one pass over its data.
 
     Parameters
     ----------
-    model, data, loss, params, route, max_examples, sampled_labels, dtype, device, memory_limit, seed
+    model, data, loss, route, memory_limit, **options
         As for `sketch`. The model must hold the broadcast parameters, not the trained ones.
     delta
         The update of local training, flat or by name.
@@ -199,13 +190,10 @@ def additive_statistics(
     """
     if width < 1 or num_examples < 1:
         raise SketchError(f"width and num_examples must be at least 1, got width {width}, num_examples {num_examples}")
-    with curvature_of(
-        model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
-        dtype=dtype, device=device, memory_limit=memory_limit, generator=torch.Generator().manual_seed(seed),
-    ) as (operator, layout, _):  # fmt: skip
+    with curvature_of(model, data, loss, route=route, memory_limit=memory_limit, **options) as (operator, layout, _):
         like = operator.like
         flat = layout.flatten(delta) if isinstance(delta, Mapping) else delta.detach().reshape(-1)
-        flat = flat.to(device=like.device, dtype=dtype)  # where the model is, if nobody says otherwise
+        flat = flat.to(device=like.device, dtype=options.get("dtype"))  # where the model is, if nobody says otherwise
         if flat.shape != (layout.numel,) or flat.dtype != like.dtype:
             raise LayoutError(
                 f"delta has length {flat.numel()} and {flat.dtype}, the selected parameters {layout.numel} and "
@@ -219,12 +207,10 @@ def additive_statistics(
 
 
 @dataclass(frozen=True)
-class AdditivePlan(CurvaturePlan):
+class AdditivePlan(SampledPlan):
     """Sums with a random test matrix of `width` columns, as for `fipa.additive_statistics`."""
 
     width: int = 40
-    max_examples: int | None = None
-    sampled_labels: int | None = None
 
     makes = AdditiveStatistics
 
@@ -234,6 +220,5 @@ class AdditivePlan(CurvaturePlan):
             raise SketchError("additive statistics are of the client's update: give Occasion(..., delta=...)")
         return additive_statistics(
             model, client.tensors, client.loss, delta=occasion.delta, width=self.width,
-            test_seed=occasion.shared_seed, num_examples=client.num_examples, params=layout.names,
-            max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=occasion.seed,
+            test_seed=occasion.shared_seed, num_examples=client.num_examples, **self.options(layout, occasion),
         )  # fmt: skip

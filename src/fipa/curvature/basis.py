@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from fipa.curvature.operator import check_finite
+from fipa.curvature.options import Options
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import CurvatureSummary, Occasion, SampledPlan, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import SketchError
-from fipa.layout import Layout, ParamSelection
+from fipa.layout import Layout
 
 _NEGATIVE = 1e-4  # of the largest diagonal entry: how far rounding may take a matrix below zero
 
@@ -57,11 +58,11 @@ class BasisCurvature(CurvatureSummary):
         """The tensors that travel: of a symmetric matrix one half."""
         return {"half": pack(self.matrix), "moment": self.moment}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         k = self.basis.shape[-1]
-        problem = wrong_shape("basis", self.basis, (parameters, k)) or wrong_shape("matrix", self.matrix, (k, k))
-        if problem or len(self.moment) in (0, k):
-            return problem or _indefinite(self.matrix)
+        flaw = wrong_shape("basis", self.basis, (parameters, k)) or wrong_shape("matrix", self.matrix, (k, k))
+        if flaw or len(self.moment) in (0, k):
+            return flaw or _indefinite(self.matrix)
         return wrong_shape("moment", self.moment, (k,))
 
     @classmethod
@@ -78,9 +79,9 @@ class BasisCurvature(CurvatureSummary):
         if answer.shape not in ((half,), (half + k,)):
             raise SketchError(f"has {answer.numel()} numbers for a basis of {k} columns, expected {half} or {half + k}")
         summary = cls(unpack(answer[:half], k), answer[half:].clone(), basis, layout)
-        problem = _indefinite(summary.matrix)
-        if problem:
-            raise SketchError(problem)
+        flaw = _indefinite(summary.matrix)
+        if flaw:
+            raise SketchError(flaw)
         return summary
 
     def packed(self) -> Tensor:
@@ -110,20 +111,15 @@ def basis_curvature(
     *,
     basis: Tensor,
     delta: Tensor | None = None,
-    params: ParamSelection = None,
     route: Route = "auto",
-    max_examples: int | None = None,
-    sampled_labels: int | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
     memory_limit: int = MEMORY_LIMIT,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> BasisCurvature:
     r"""$Q^\top H_m Q$ at the model's present parameters, in eval mode.
 
     Parameters
     ----------
-    model, data, loss, params, route, max_examples, sampled_labels, dtype, device, memory_limit, seed
+    model, data, loss, route, memory_limit, **options
         As for `fipa.sketch`.
     basis
         Q (p x k), the same for all clients of a round.
@@ -135,10 +131,7 @@ def basis_curvature(
     >>> basis_curvature(model, torch.randn(50, 4), basis=Q).matrix.shape
     torch.Size([6, 6])
     """
-    with curvature_of(
-        model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
-        dtype=dtype, device=device, memory_limit=memory_limit, generator=torch.Generator().manual_seed(seed),
-    ) as (operator, layout, _):  # fmt: skip
+    with curvature_of(model, data, loss, route=route, memory_limit=memory_limit, **options) as (operator, layout, _):
         like = operator.like
         if basis.dim() != 2 or len(basis) != layout.numel:
             raise SketchError(f"basis has shape {tuple(basis.shape)}, expected {layout.numel} rows: one per parameter")
@@ -154,12 +147,10 @@ def basis_curvature(
 
 
 @dataclass(frozen=True)
-class BasisPlan(CurvaturePlan):
+class BasisPlan(SampledPlan):
     """A matrix in the shared basis, as for `fipa.basis_curvature`."""
 
     route: Route = "auto"
-    max_examples: int | None = None
-    sampled_labels: int | None = None
 
     makes = BasisCurvature
 
@@ -168,8 +159,8 @@ class BasisPlan(CurvaturePlan):
         if occasion.basis is None:
             raise SketchError("a curvature in a shared basis needs one: give Occasion(..., basis=...)")
         return basis_curvature(
-            model, client.tensors, client.loss, basis=occasion.basis, delta=occasion.delta, params=layout.names,
-            route=self.route, max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=occasion.seed,
+            model, client.tensors, client.loss, basis=occasion.basis, delta=occasion.delta, route=self.route,
+            **self.options(layout, occasion),
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from fipa.curvature.data import cast, length, thinned
 from fipa.curvature.functional import model_caller
 from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import check_finite
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import Arrived, CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
 from fipa.errors import SketchError
 from fipa.layout import Layout, ParamSelection, parameters_of
 
@@ -68,17 +68,9 @@ class InputCovariance(CurvatureSummary):
         return {weight: (side, side) for weight, side in sides.items()}
 
     @classmethod
-    def restore(  # noqa: D102
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        return cls({w: (bias, tensors[w]) for w, bias in about["biases"].items()}, layout, num_examples)
+    def restore(cls, arrived: Arrived) -> Self:  # noqa: D102
+        layers = {weight: (bias, arrived.tensors[weight]) for weight, bias in arrived.about["biases"].items()}
+        return cls(layers, arrived.layout, arrived.num_examples)
 
     def sizes(self) -> dict[str, Tensor]:  # noqa: D102
         return {name: matrix.norm() for name, matrix in self.tensors().items()}
@@ -89,7 +81,7 @@ class InputCovariance(CurvatureSummary):
     def map(self, change: Callable[[Tensor], Tensor]) -> InputCovariance:  # noqa: D102
         return replace(self, layers={weight: (bias, change(matrix)) for weight, (bias, matrix) in self.layers.items()})
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         for weight, (bias, matrix) in self.layers.items():
             for name in (weight, bias):

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from fipa.curvature.explicit import BLOCK_BYTES, ExplicitRows
 from fipa.curvature.operator import check_finite
+from fipa.curvature.options import Options
 from fipa.curvature.routes import curvature_of
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import CurvatureSummary, Occasion, SampledPlan, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
-from fipa.layout import Layout, ParamSelection
+from fipa.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class DiagonalCurvature(CurvatureSummary):
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"values": self.values}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         if bool((self.values < 0).any()):
             return "sent a negative diagonal: a curvature has none; use fipa.diagonal_fisher"
         return wrong_shape("values", self.values, (parameters,))
@@ -47,25 +48,16 @@ class DiagonalCurvature(CurvatureSummary):
 
 
 def diagonal_fisher(
-    model: nn.Module,
-    data: Any,
-    loss: LossName = "cross_entropy",
-    *,
-    params: ParamSelection = None,
-    max_examples: int | None = None,
-    sampled_labels: int | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
+    model: nn.Module, data: Any, loss: LossName = "cross_entropy", **options: Unpack[Options]
 ) -> DiagonalCurvature:
     r"""Exact diagonal of $H_m$ (or of its sampled-label estimate), block by block; arguments as for `sketch`.
 
+    >>> import torch
     >>> diagonal_fisher(nn.Linear(4, 3), torch.randn(50, 4)).values.shape
     torch.Size([15])
     """
     with curvature_of(
-        model, data, loss, params=params, route="rows", max_examples=max_examples, sampled_labels=sampled_labels,
-        dtype=dtype, device=device, memory_limit=BLOCK_BYTES, generator=torch.Generator().manual_seed(seed),
+        model, data, loss, route="rows", memory_limit=BLOCK_BYTES, **options
     ) as (operator, layout, num_examples):  # fmt: skip
         assert isinstance(operator, ExplicitRows)
         values = operator.like.new_zeros(operator.parameters)
@@ -76,17 +68,11 @@ def diagonal_fisher(
 
 
 @dataclass(frozen=True)
-class DiagonalPlan(CurvaturePlan):
+class DiagonalPlan(SampledPlan):
     """The diagonal, as for `fipa.diagonal_fisher`."""
-
-    max_examples: int | None = None
-    sampled_labels: int | None = None
 
     makes = DiagonalCurvature
 
     def compute(self, model: nn.Module, layout: Layout, client: Source, occasion: Occasion) -> DiagonalCurvature:
         """The client's diagonal."""
-        return diagonal_fisher(
-            model, client.tensors, client.loss, params=layout.names, max_examples=self.max_examples,
-            sampled_labels=self.sampled_labels, seed=occasion.seed,
-        )  # fmt: skip
+        return diagonal_fisher(model, client.tensors, client.loss, **self.options(layout, occasion))

@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.linear_head import LinearHead
 from fipa.curvature.matrix_free import MatrixFree
 from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.options import Options, check_options
 from fipa.curvature.terms import LossName, Term, terms_of
 from fipa.errors import SketchError
-from fipa.layout import Layout, ParamSelection, parameters_of
+from fipa.layout import Layout, parameters_of
 
 Route = Literal["auto", "rows", "matrix_free", "linear_head"]
 
@@ -29,22 +31,22 @@ def curvature_of(
     data: Any,
     loss: LossName = "cross_entropy",
     *,
-    params: ParamSelection = None,
     route: Route = "auto",
-    max_examples: int | None = None,
-    sampled_labels: int | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
     memory_limit: int = MEMORY_LIMIT,
     generator: torch.Generator | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[tuple[CurvatureOperator, Layout, int]]:
     """The curvature as an operator, the layout of its parameters, and the number of examples behind it.
 
-    A context, since the operator evaluates the model, which is in eval mode inside. Arguments as for `sketch`.
+    A context, since the operator evaluates the model, which is in eval mode inside. Arguments as for `sketch`;
+    a `generator` takes the place of the seed where others draw from it, too.
     """
-    generator = generator or torch.Generator().manual_seed(0)
+    check_options(options)
+    generator = generator or torch.Generator().manual_seed(options.get("seed", 0))
+    dtype, device = options.get("dtype"), options.get("device")
     with evaluation_mode(model):
-        values = {name: t.to(dtype=dtype, device=device) for name, t in parameters_of(model, params).items()}
+        chosen = parameters_of(model, options.get("params"))
+        values = {name: t.to(dtype=dtype, device=device) for name, t in chosen.items()}
         kinds = {(t.dtype, t.device) for t in values.values()}
         if len(kinds) > 1 or not next(iter(values.values())).is_floating_point():
             raise SketchError(f"the selected parameters must share one floating dtype and device, got {kinds}")
@@ -56,8 +58,8 @@ def curvature_of(
             data,
             loss,
             values,
-            max_examples=max_examples,
-            sampled_labels=sampled_labels,
+            max_examples=options.get("max_examples"),
+            sampled_labels=options.get("sampled_labels"),
             generator=generator,
         )
         operator = _operator(model, terms, values, route, memory_limit)

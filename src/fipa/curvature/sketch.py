@@ -15,15 +15,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from fipa.curvature.leading import Solver, leading
+from fipa.curvature.options import Options
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import MEMORY_LIMIT, Route, curvature_of
-from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion, Shape, Source, wrong_shape
+from fipa.curvature.summary import Arrived, CurvatureSummary, Occasion, SampledPlan, Shape, Source, wrong_shape
 from fipa.curvature.terms import LossName
 from fipa.errors import RankWarning, SketchError
-from fipa.layout import Layout, ParamSelection
+from fipa.layout import Layout
 
 _FORMAT = "fipa-sketch-1"
 _UNIT = 0.05  # how far a column of eigenvectors that travelled may be from length 1: int8 takes a little
@@ -73,7 +74,7 @@ class Sketch(CurvatureSummary):
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         return {"eigenvectors": self.eigenvectors, "eigenvalues": self.eigenvalues}
 
-    def problem(self, parameters: int) -> str | None:  # noqa: D102
+    def flaw(self, parameters: int) -> str | None:  # noqa: D102
         if self.eigenvalues.dim() != 1:
             return wrong_shape("eigenvalues", self.eigenvalues, (self.eigenvalues.numel(),))
         if bool((self.eigenvalues < 0).any()):
@@ -97,23 +98,14 @@ class Sketch(CurvatureSummary):
         return {"eigenvectors": (layout.numel, shape[0]), "eigenvalues": shape}
 
     @classmethod
-    def restore(  # noqa: D102
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        lengths = torch.linalg.vector_norm(tensors["eigenvectors"], dim=0)
+    def restore(cls, arrived: Arrived) -> Self:  # noqa: D102
+        lengths = torch.linalg.vector_norm(arrived.tensors["eigenvectors"], dim=0)
         if not bool(((lengths - 1).abs() <= _UNIT).all()):
             raise SketchError("has eigenvectors that are not of length 1")
-        trace = about.get("trace")
+        trace = arrived.about.get("trace")
         return cls(
-            **tensors, layout=layout, loss=str(about.get("loss")), num_examples=num_examples,
-            trace=float(trace) if isinstance(trace, int | float) else math.nan,
+            **arrived.tensors, layout=arrived.layout, loss=str(arrived.about.get("loss")),
+            num_examples=arrived.num_examples, trace=float(trace) if isinstance(trace, int | float) else math.nan,
         )  # fmt: skip
 
     def sizes(self) -> dict[str, Tensor]:  # noqa: D102
@@ -156,17 +148,12 @@ def sketch(
     loss: LossName = "cross_entropy",
     rank: Rank = 20,
     *,
-    params: ParamSelection = None,
     route: Route = "auto",
     solver: Solver = "auto",
     oversampling: int = 10,
     iterations: int = 4,
-    max_examples: int | None = None,
-    sampled_labels: int | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
     memory_limit: int = MEMORY_LIMIT,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> Sketch:
     r"""Leading eigenpairs of the generalised Gauss-Newton (Fisher) matrix of a model on a client's data.
 
@@ -184,8 +171,6 @@ def sketch(
     rank
         A number; None for all that the data support; `RelativeThreshold` or `TraceShare` to let the spectrum decide.
         More than the data support is clamped with a `RankWarning`.
-    params
-        Which parameters vary: see `parameters_of`. The sketch covers exactly these.
     route
         `"rows"`: Jacobians held in memory (or recomputed in blocks beyond the limit). `"matrix_free"`: JVPs and VJPs.
         `"linear_head"`: closed form, backbone run once. `"auto"`: the head if it is one, else rows if they fit.
@@ -193,18 +178,12 @@ def sketch(
         `"exact"`, the paper's `"subspace"` iteration, or block `"krylov"`. `"auto"`: exact if small, else krylov.
     oversampling, iterations
         s and q of the paper for `"subspace"`; for `"krylov"` extra columns, and blocks beyond the first.
-    max_examples
-        Sub-sample the examples, without replacement.
-    sampled_labels
-        Cross entropy only: draw this many labels per example from the model's predictions instead of summing over
-        all classes: C - 1 times cheaper with one label. H is then an unbiased estimate; its eigenvalues are not.
-    dtype, device
-        Of the computation and of the result; the parameters' own by default. The model is not moved.
     memory_limit
         Bytes that rows or activations may take. The solver's own blocks come on top: some 2.5 (rank + oversampling)
         columns of p numbers for `"krylov"`.
-    seed
-        Of sub-sampling, sampled labels and start vectors.
+    **options
+        `params`: which parameters vary, see `parameters_of`; `max_examples` and `sampled_labels` for cheaper sketches;
+        `dtype`, `device` and `seed`. See `fipa.curvature.options.Options`.
 
     Examples
     --------
@@ -220,10 +199,9 @@ def sketch(
     for name, value in (("oversampling", oversampling), ("iterations", iterations)):
         if value < 0:
             raise SketchError(f"{name} must not be negative, got {value}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(options.get("seed", 0))
     with curvature_of(
-        model, data, loss, params=params, route=route, max_examples=max_examples, sampled_labels=sampled_labels,
-        dtype=dtype, device=device, memory_limit=memory_limit, generator=generator,
+        model, data, loss, route=route, memory_limit=memory_limit, generator=generator, **options
     ) as (operator, layout, num_examples):  # fmt: skip
         vectors, values, trace = leading(
             operator, rank, solver, oversampling=oversampling, iterations=iterations, memory_limit=memory_limit,
@@ -240,7 +218,7 @@ def sketch(
 
 
 @dataclass(frozen=True)
-class SketchPlan(CurvaturePlan):
+class SketchPlan(SampledPlan):
     """Eigenpairs, as for `fipa.sketch`."""
 
     rank: Rank = 20
@@ -248,8 +226,6 @@ class SketchPlan(CurvaturePlan):
     route: Route = "auto"
     oversampling: int = 10
     iterations: int = 4
-    max_examples: int | None = None
-    sampled_labels: int | None = None
 
     makes = Sketch
 
@@ -258,9 +234,8 @@ class SketchPlan(CurvaturePlan):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RankWarning)  # no news in a round: the record shows the rank
             return sketch(
-                model, client.tensors, client.loss, self.rank, params=layout.names, route=self.route,
-                solver=self.solver, oversampling=self.oversampling, iterations=self.iterations,
-                max_examples=self.max_examples, sampled_labels=self.sampled_labels, seed=occasion.seed,
+                model, client.tensors, client.loss, self.rank, route=self.route, solver=self.solver,
+                oversampling=self.oversampling, iterations=self.iterations, **self.options(layout, occasion),
             )  # fmt: skip
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from fipa.curvature.options import Options
 from fipa.curvature.terms import LossName
 from fipa.errors import SketchError
 from fipa.layout import Layout
@@ -18,10 +19,33 @@ from fipa.linalg import aligned
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """What a client sent, and what is known of it.
+
+    Parameters
+    ----------
+    tensors, about
+        As `CurvatureSummary.sent` and `CurvatureSummary.about` gave them.
+    plan, shared_seed
+        What it was asked for, and the seed of what all clients of the round share.
+    layout, num_examples, delta
+        Its parameters, its weight and its update, which came along.
+    """
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+    plan: Any
+    layout: Layout
+    num_examples: int
+    delta: Tensor
+    shared_seed: int
+
+
 class CurvatureSummary(ABC):
     """A frozen dataclass of tensors that sums up a client's curvature, and knows when it makes no sense.
 
-    To bring a curvature of your own to a rule of your own, derive from this. `tensors` and `problem` are all that
+    To bring a curvature of your own to a rule of your own, derive from this. `tensors` and `flaw` are all that
     `fipa.aggregate` needs; to send it over a network it also needs a `kind`, `expected`, and what of the rest is not as
     it is here. `examples/own_curvature.py` is a whole one.
 
@@ -41,7 +65,7 @@ class CurvatureSummary(ABC):
         """All tensors, by the name of their field."""
 
     @abstractmethod
-    def problem(self, parameters: int) -> str | None:
+    def flaw(self, parameters: int) -> str | None:
         """What is wrong with it for that many parameters, or None; the client's name goes before it."""
 
     def about(self) -> dict[str, Any]:
@@ -60,19 +84,10 @@ class CurvatureSummary(ABC):
         raise SketchError(f"has a {cls.__name__}, which cannot be received: define its classmethod expected(...)")
 
     @classmethod
-    def restore(
-        cls,
-        tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
-        plan: Any,
-        layout: Layout,
-        num_examples: int,
-        delta: Tensor,
-        shared_seed: int,
-    ) -> Self:
-        """The summary from what arrived in the `expected` shapes, next to the client's update `delta`."""
-        named: dict[str, Any] = {"layout": layout, "num_examples": num_examples}
-        return cls(**tensors, **{f.name: named[f.name] for f in fields(cls) if f.name in named})  # type: ignore[arg-type]
+    def restore(cls, arrived: Arrived) -> Self:
+        """The summary from what arrived in the `expected` shapes."""
+        known = {"layout": arrived.layout, "num_examples": arrived.num_examples}
+        return cls(**arrived.tensors, **{f.name: known[f.name] for f in fields(cls) if f.name in known})  # type: ignore[arg-type]
 
     def sizes(self) -> dict[str, Tensor]:
         """By name, numbers that are NaN or infinite if one of the tensors is; the server sets a limit to them."""
@@ -158,6 +173,23 @@ class CurvaturePlan(ABC):
     def at_most(self, rank: int | None) -> Self:
         """The same with at most that many eigenpairs, where there are any; None sets no limit."""
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledPlan(CurvaturePlan):
+    """A plan of curvature that may be taken of some of the examples, and of some labels: see `Options`."""
+
+    max_examples: int | None = None
+    sampled_labels: int | None = None
+
+    def options(self, layout: Layout, occasion: Occasion) -> Options:
+        """The options of one computation."""
+        return {
+            "params": layout.names,
+            "max_examples": self.max_examples,
+            "sampled_labels": self.sampled_labels,
+            "seed": occasion.seed,
+        }
 
 
 def nbytes_of(tensors: Mapping[str, Tensor]) -> int:

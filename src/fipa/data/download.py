@@ -58,7 +58,7 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None, tim
         size = _size(part)
         if size <= best:
             raise FipaError(
-                f"{remote.url}: {problem}, after {size} bytes; try again to go on from there, or put the file into "
+                f"{remote.url}: {problem}, after {size} bytes; try again to resume from there, or put the file into "
                 f"{folder} by hand"
             )
         best = size

@@ -18,7 +18,7 @@ class Arm:
     Parameters
     ----------
     stages
-        In order; the arm's length is theirs together.
+        What happens, one after the other; the arm is as long as they are together.
     participation, faults
         Who is asked, and who answers.
     centralised

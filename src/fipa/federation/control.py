@@ -62,13 +62,13 @@ class StepControl:
 
     def __post_init__(self) -> None:
         if not self.caution > 1 or not 0 < self.boldness <= 1 or self.trials < 1:
-            raise FipaError("control: caution must exceed 1, boldness be in (0, 1], and trials at least 1")
+            raise FipaError("step control: caution must exceed 1, boldness be in (0, 1], and trials at least 1")
         if self.acceleration is not None and self.select == "best":
-            raise FipaError('control: acceleration goes with select = "first"')
+            raise FipaError('step control: acceleration goes with select = "first"')
         if self.acceleration is not None and not self.acceleration > 0:
-            raise FipaError(f"control: acceleration must be positive, got {self.acceleration}")
+            raise FipaError(f"step control: acceleration must be positive, got {self.acceleration}")
         if self.initial is not None and not 0 < self.initial < math.inf:
-            raise FipaError(f"control: initial must be positive, got {self.initial}")
+            raise FipaError(f"step control: initial must be positive, got {self.initial}")
 
     def parameter(self, rule: Rule) -> str:
         """Which of the rule's settings is adapted; server optimizers call their step `lr`."""
@@ -76,7 +76,7 @@ class StepControl:
         for name in wanted:
             if hasattr(rule, name):
                 return name
-        raise FipaError(f"control: {type(rule).__name__} has no {wanted[0]} to adapt")
+        raise FipaError(f"step control: {type(rule).__name__} has no {wanted[0]} to adapt")
 
     def start(self, rule: Rule) -> float:
         """The first value; a step is never above the rule's own."""
@@ -112,7 +112,7 @@ def controlled(
     value
         Damping or step to begin with.
     loss
-        Of the round's clients at the broadcast model.
+        That of the round's clients at the broadcast model.
     propose
         Aggregates the round's updates by a rule.
     probe
@@ -145,7 +145,7 @@ def controlled(
 
 
 def _best(control: StepControl, rule: Rule, loss: float, propose: Propose, probe: Probe) -> Conversation[Trial]:
-    """From bold to careful, until the loss, once below where it began, rises again."""
+    """Try from bold to careful, until the loss, once below where it began, rises again."""
     name, value = control.parameter(rule), control.start(rule)
     careful = control.caution if name == "damping" else 1 / control.caution
     settings: Any = rule

@@ -55,7 +55,7 @@ class Federation:
         self._measures_memory = reset_peak(executor.pids)
 
     def start(self) -> State:
-        """Before the first round."""
+        """The state before the first round."""
         seen = load_seen(self.arm.start) if self.arm.start is not None and self.arm.params is None else {}
         return self.coordinator.start(self.site.initial, seen=seen)
 

@@ -40,7 +40,7 @@ class Scope:
     Parameters
     ----------
     seed
-        Of the problem.
+        The seed of the problem.
     centralised
         One client holds all data.
     start
@@ -65,7 +65,7 @@ class Executor:
     workers
         1 computes in this process.
     threads
-        Of torch, per process. More threads, or fewer, may change the last bits.
+        How many torch has in each process. More threads, or fewer, may change the last bits.
     """
 
     def __init__(self, factory: ProblemFactory, workers: int = 1, threads: int = 1) -> None:

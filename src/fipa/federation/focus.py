@@ -53,7 +53,7 @@ class Features:
     transform: Any
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of all rows of x."""
+        """What it is given for all rows of x, one block after the other."""
         with torch.no_grad(), evaluation_mode(self.model):
             return torch.cat([self._block(block) for block in x.split(BLOCK)])
 

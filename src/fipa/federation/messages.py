@@ -154,15 +154,15 @@ class Reply:
     Attributes
     ----------
     update
-        With the curvature that was asked for.
+        The client's update, with the curvature that was asked for.
     loss
-        At the broadcast model; None if the client does not tell.
+        The client's loss at the broadcast model; None if it does not tell.
     local_steps, notes
         How long it trained, and what it had to change of its orders.
     message
-        For the server's part of the local rule.
+        What it tells the server's part of the local rule.
     memory
-        To be given back with the client's next order.
+        What it is to be given back with its next order.
     buffers, metrics
         Tensors that are averaged, and numbers for the log.
     """
@@ -200,7 +200,7 @@ class Answers:
     Attributes
     ----------
     values
-        In time, by client: what the question says it is answered with.
+        The answers in time, by client: each is what the question says.
     late
         Answers that have arrived after their round, or will.
     missing, refused
@@ -210,7 +210,7 @@ class Answers:
     uplink, downlink, messages
         Bytes and messages that it took.
     seconds
-        That the clients took.
+        The time that the clients took.
     """
 
     values: Mapping[int, Any]

@@ -79,7 +79,7 @@ class Faults:
     late
         Probability that its answer arrives 1 to `max_delay` rounds late, all delays alike.
     max_delay
-        In rounds.
+        The longest delay, in rounds.
     use_late
         Whether late answers, with the sketches they were made with, are used or thrown away.
     discount

@@ -62,14 +62,14 @@ class Problem:
     Parameters
     ----------
     model
-        With its initial parameters.
+        The module, with its initial parameters.
     clients
         One `fipa.Residual` (or several, or a `fipa.Client`) for each client; with `loss="mse"` or `"cross_entropy"`,
         tensors (x, y).
     metric
         `metric(model)` is the number to report after each round.
     name, goal, scale
-        Of the metric: what it is called, whether less (`"min"`) or more (`"max"`) is better, and the axis of plots.
+        What the metric is called, whether less (`"min"`) or more (`"max"`) is better, and the axis of plots.
     picture
         `Curves`, `Maps` or `Shares` for the report.
     params

@@ -20,21 +20,21 @@ class RoundRecord:
     round
         Its number; rounds of a warm-up count.
     metric, averaged_metric
-        Of the model after the round, and of the mean of the last models; None where it was not evaluated.
+        What the model is worth after the round, and the mean of the last models; None where it was not evaluated.
     loss
         The clients' weighted mean at the model that was broadcast.
     seconds
-        That clients and server took, evaluation aside.
+        The time that clients and server took, evaluation aside.
     uplink_bytes, downlink_bytes, trips, messages
         All that went to the server and to the clients; how often clients were asked, and with how many messages.
     rank, ranks, local_steps, clients
         Mean and single ranks of the sketches, local steps, and the clients whose updates were used.
     damping, step, trials, accepted
-        Of the server's step; how many were tried, and whether one was taken.
+        Settings of the server's step; how many were tried, and whether one was taken.
     step_length, cosine_with_fedavg, effective_rank
         See `fipa.Diagnostics`.
     peak_memory_mib
-        Since the run began.
+        The most memory of all processes together since the arm began; None where the system does not tell.
     metrics
         Weighted means of the numbers that clients reported of their own accord.
     events
@@ -70,13 +70,13 @@ class RoundRecord:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """From JSON; what an older version did not write has its default, what this one does not know is left out."""
+        """Read it from JSON. What an older version did not write has its default, what is not known is left out."""
         known = {f.name: content[f.name] for f in fields(cls) if f.name in content}
         lists = [f.name for f in fields(cls) if f.name in known and isinstance(f.default, tuple)]
         return cls(**known | {name: tuple(known[name] or ()) for name in lists})
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The record as JSON has it."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.clients.client import Client, pooled
+from fipa.clients.client import Client, united
 from fipa.clients.descent import Descent
 from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.clients.rule import LocalRule, LocalWork, Memory
@@ -61,7 +61,7 @@ class Site:
         self._take(problem.clients)
 
     def _take(self, clients: Sequence[Client]) -> None:
-        here = (pooled(clients),) if self._centralised else clients
+        here = (united(clients),) if self._centralised else clients
         self.clients: dict[int, Client] = dict(zip(self._ids, here, strict=True))
         self._objectives = {
             number: Objective(self.problem.model, self.problem.layout, client, self._small)

@@ -68,7 +68,7 @@ class RunFolder:
     def load(self, repair: bool = False) -> Saved | None:
         """All up to the last complete round, or None if there is none.
 
-        `repair` cuts off what a killed run wrote after that: for the one who goes on, not for those who only read.
+        `repair` cuts off what a killed run wrote after that: for the one who resumes, not for those who only read.
         """
         try:
             loaded = load_state(self.checkpoint)

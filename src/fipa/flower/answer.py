@@ -14,7 +14,7 @@ from torch import Tensor
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
 from fipa.curvature.registry import kind_of
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.summary import Arrived, CurvatureSummary
 from fipa.errors import SketchError
 from fipa.federation.messages import Curve, Loss, Order, Reply
 from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
@@ -36,15 +36,15 @@ class Limits:
     rank
         Eigenpairs of a sketch; None for as many as were asked for.
     nbytes
-        Of all arrays together.
+        The size of all arrays together.
     norm
-        Of the update; None for ten times that of the parameters, or 10 if they are shorter than 1, and for
+        The norm of the update; None for ten times that of the parameters, or 10 if they are shorter than 1, and for
         Gauss-Newton clients no limit but `curvature`.
     curvature
-        Of the sum of the eigenvalues or of the diagonal, of the norms of additive statistics and covariances, and of
+        The sum of the eigenvalues or of the diagonal, and the norms of additive statistics and covariances, and of
         the averaged buffers.
     examples
-        That a client may say it has: they are its weight.
+        The number that a client may say it has, which is its weight.
     """
 
     rank: int | None = None
@@ -106,7 +106,7 @@ class Expected:
     buffers
         Shapes of the tensors that are averaged.
     limits
-        Of their sizes.
+        How large they may be.
     """
 
     layout: Layout
@@ -195,14 +195,14 @@ def _curvature(
         shapes = plan.makes.expected(plan, layout, about, found)
         tensors = unpack(arrays, shapes, delta.dtype)
         shared_seed = seed_for(request.seed, "test matrix", request.round_number)
-        summary = plan.makes.restore(tensors, about, plan, layout, examples, delta, shared_seed)
+        summary = plan.makes.restore(Arrived(tensors, about, plan, layout, examples, delta, shared_seed))
     except SketchError as error:
         raise PayloadError(str(error)) from error
     for name, size in summary.sizes().items():
         _check_size(name, size, expected.limits.curvature)
-    problem = summary.problem(layout.numel)
-    if problem:
-        raise PayloadError(problem)
+    flaw = summary.flaw(layout.numel)
+    if flaw:
+        raise PayloadError(flaw)
     return summary
 
 

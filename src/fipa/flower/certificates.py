@@ -79,12 +79,12 @@ def write_node_key(path: Path) -> Path:
     Parameters
     ----------
     path
-        Of the private key; the public key gets the same name with .pub after it. Neither may exist.
+        The file of the private key; the public key gets the same name with .pub after it. Neither may exist.
 
     Returns
     -------
     Path
-        Of the public key.
+        The file of the public key.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))

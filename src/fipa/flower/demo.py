@@ -54,14 +54,14 @@ seed = 0
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a run.
+    """What came of a deployment.
 
     Attributes
     ----------
     metrics
         Numbers by round: the clients' loss, the error of the fit (`metric`), bytes to the server.
     same
-        Whether the parameters are those of the engine in this process, to the last bit.
+        Whether the parameters are those of a run in this process, to the last bit.
     """
 
     metrics: dict[int, dict[str, Any]]

@@ -47,7 +47,7 @@ class MaskedTransport(FlowerTransport):
         return lambda: _Sum(self, ask, order).answers()
 
     def server(self, ask: Ask, order: Order) -> SecureServer:
-        """Of one round."""
+        """The server's side of the protocol in one round."""
         plan: Any = order.plan
         length = vector_length(self.cargo.layout.numel, plan.width)
         return SecureServer(ask.clients, self._run, ask.round_number, length, self._threshold, self._bits)

@@ -40,11 +40,11 @@ class Request:
     round_number, client
         Which round this is, and who is asked, by partition id.
     seed
-        Of the run: all random numbers come from it, the round, the client and their purpose.
+        The seed of the run: all random numbers come from it, the round, the client and their purpose.
     params
         Names of the parameters that are trained, sketched and sent.
     precision
-        Of matrices on their way to the server.
+        The precision of matrices on their way to the server.
     buffers
         Names of the arrays that are averaged instead of trained.
     frame
@@ -87,7 +87,7 @@ class Request:
         return float(self.order.get("lr_scale", 1.0))
 
     def record(self) -> ConfigRecord:
-        """As it travels."""
+        """The request as it travels."""
         return ConfigRecord({"version": VERSION, "request": json.dumps(vars(self))})
 
     @classmethod
@@ -102,7 +102,7 @@ class Request:
 
 
 def settings_of(order: Order) -> dict[str, Any]:
-    """Of an order, all but its tensors, as JSON has them."""
+    """All of an order but its tensors, as JSON has it."""
     plain: dict[str, Any] = {
         "lr_scale": order.lr_scale, "floor": order.floor, "gradient_norm": order.gradient_norm,
         "local": None if order.local is None else encode_rule(order.local),

@@ -29,7 +29,7 @@ class Roster:
         self._silent: set[int] = set()  # did not answer in their last round
 
     def partition(self, node: int) -> int:
-        """That a node holds; -1 for a node that did not say."""
+        """The partition that a node holds; -1 for a node that did not say."""
         return self._partitions.get(node, -1)
 
     def heard(self, node: int, answered: bool) -> None:

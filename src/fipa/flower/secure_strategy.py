@@ -28,7 +28,7 @@ class SecureFIPA(FIPA):
         How many clients of a round must stay to its end, and how many would have to collude with the server to unmask
         one; more than half of them, by default just that.
     fraction_bits
-        Of the fixed-point numbers in the sum.
+        Bits after the point of the numbers in the sum.
     **settings
         As for `FIPA`, but for what needs single clients' numbers: a warm-up, late answers, compression, step control
         and local rules with a memory. There is no evaluation by clients: with `fraction_evaluate` they would send their

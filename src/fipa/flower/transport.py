@@ -66,7 +66,7 @@ class Cargo:
     Parameters
     ----------
     layout
-        Of the trained parameters.
+        Names and shapes of the trained parameters.
     buffers
         Averaged tensors, as they are at the start.
     frame
@@ -84,12 +84,12 @@ class Cargo:
 
     @property
     def checksum(self) -> str:
-        """Of the frame; none if there is nothing in it."""
+        """The checksum of the frame; an empty string if there is nothing in it."""
         return checksum(self.frame)
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of tensors by name, the same on every machine."""
+    """A checksum of tensors by name, the same on every machine."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in pack(dict(sorted(tensors.items()))).items():
         digest.update(f"{name}{array.dtype}{tuple(array.shape)}".encode() + array.data)
@@ -102,7 +102,7 @@ class FlowerTransport:
     Parameters
     ----------
     names
-        Of all arrays of the model, in their order.
+        The names of all arrays of the model, in their order.
     config
         What the app's own train functions are given.
     """
@@ -174,7 +174,7 @@ class FlowerTransport:
         return self.inbox.open(replies, question.method, ask.round_number, expected)
 
     def node(self, client: int) -> int:
-        """That holds a client's partition."""
+        """The node that holds a client's partition."""
         return self._nodes[client]
 
     @staticmethod

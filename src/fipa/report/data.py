@@ -182,8 +182,8 @@ def best_arm(results: Results, summaries: Sequence[ArmSummary]) -> ArmSummary | 
 def best_federated(results: Results) -> str | None:
     """The best arm besides the control, the reference and those that pool the data of all clients."""
     settings = (results.get("config") or {}).get("arms") or []
-    pooled = [arm["name"] for arm in settings if arm.get("centralised")]
-    best = best_arm(results, [s for s in summary(results) if s.arm not in (results["control"], *pooled)])
+    centralised = [arm["name"] for arm in settings if arm.get("centralised")]
+    best = best_arm(results, [s for s in summary(results) if s.arm not in (results["control"], *centralised)])
     return None if best is None else best.arm
 
 

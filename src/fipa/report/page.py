@@ -30,7 +30,7 @@ AXES = (("rounds", "rounds"), ("own", "rounds of refinement"), ("seconds", "seco
 
 
 @dataclass(frozen=True)
-class Run:
+class Shown:
     """One loaded run and the labels of its arms on this page."""
 
     results: Results
@@ -46,7 +46,7 @@ def write_page(runs: Sequence[Path], out: Path) -> Path:
     if not runs:
         raise FipaError("write_page needs at least one run directory")
     loaded = _load([Path(run) for run in runs])
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    groups: dict[tuple[str, ...], list[Shown]] = {}
     for run in loaded:
         groups.setdefault(tuple(str(v) for v in run.results["metric"].values()), []).append(run)
     level = 2 if len(groups) == 1 else 3
@@ -77,7 +77,7 @@ def write_page(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _load(paths: Sequence[Path]) -> list[Run]:
+def _load(paths: Sequence[Path]) -> list[Shown]:
     contents = [load_results(path) for path in paths]
     names = [content["experiment"] for content in contents]
     for candidates in ([path.resolve().name for path in paths], [str(path) for path in paths]):
@@ -86,14 +86,14 @@ def _load(paths: Sequence[Path]) -> list[Run]:
     runs = []
     for path, name, content in zip(paths, names, contents, strict=True):
         labels = {arm: arm if len(paths) == 1 else f"{name}: {arm}" for arm in content["arms"]}
-        runs.append(Run(content, load_views(path), labels))
+        runs.append(Shown(content, load_views(path), labels))
     repeated = [label for label, count in Counter(x for r in runs for x in r.labels.values()).items() if count > 1]
     if repeated:
         raise FipaError(f"the same run was given twice: {repeated[0]!r}")
     return runs
 
 
-def _section_payload(group: Sequence[Run]) -> dict[str, Any]:
+def _section_payload(group: Sequence[Shown]) -> dict[str, Any]:
     arms = [(run, arm) for run in group for arm in run.results["arms"]]
     controls = [run.labels.get(run.results["control"]) for run in group]
     styles = arm_styles([run.labels[arm] for run, arm in arms], controls)
@@ -109,7 +109,7 @@ def _section_payload(group: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _view(run: Run) -> dict[str, Any]:
+def _view(run: Shown) -> dict[str, Any]:
     """What is shown of one run alone: pictures, the warm-up, the clients' classes."""
     view = view_payload(run.views, run.labels, best_federated(run.results))
     if shares := run.views.get("shares"):
@@ -119,13 +119,13 @@ def _view(run: Run) -> dict[str, Any]:
     return view
 
 
-def _introduction(run: Run, *, alone: bool) -> str:
+def _introduction(run: Shown, *, alone: bool) -> str:
     heading = "" if alone else f"<h2>{escape(run.results['title'])}</h2>"
     text = f"<p>{escape(run.results['description'])}</p>" if run.results["description"] else ""
     return f'{heading}{text}<p class="summary">{escape(describe(run.results, summary(run.results)))}</p>'
 
 
-def _section(group: Sequence[Run], data: dict[str, Any], level: int) -> str:
+def _section(group: Sequence[Shown], data: dict[str, Any], level: int) -> str:
     metric, arms = data["metric"], data["arms"]
     some = {key for arm in arms for key in arm}
     axes = [(key, text) for key, text in AXES if any(key in arm for arm in arms)]

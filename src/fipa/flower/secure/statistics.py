@@ -25,9 +25,9 @@ def flatten(statistics: AdditiveStatistics) -> NDArray[np.float64]:
     """
     if statistics.num_examples < 1:
         raise UpdateError(f"statistics of {statistics.num_examples} examples: leave out clients without data")
-    problem = statistics.problem(statistics.layout.numel)
-    if problem:
-        raise UpdateError(f"this client {problem}")
+    flaw = statistics.flaw(statistics.layout.numel)
+    if flaw:
+        raise UpdateError(f"this client {flaw}")
     vector = torch.ones(vector_length(statistics.layout.numel, statistics.width), dtype=torch.float64)
     tensors = [tensor.detach().reshape(-1) for tensor in statistics.tensors().values()]
     for piece, tensor in zip(vector[:-1].split([len(tensor) for tensor in tensors]), tensors, strict=True):
@@ -45,9 +45,9 @@ def unflatten(
     Parameters
     ----------
     layout, width, test_seed
-        As all clients of the round used them.
+        Those that all clients of the round used.
     dtype
-        Of the result.
+        The dtype of the result.
     """
     parameters = layout.numel
     if total.shape != (vector_length(parameters, width),):
