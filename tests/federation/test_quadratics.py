@@ -27,7 +27,7 @@ def basis(columns: int = K, seed: int = 0) -> Basis:
     return start.widened(list(randn(columns, P, seed=seed)), torch.Generator().manual_seed(1))
 
 
-class True_:
+class Client:
     """A client whose loss is a quadratic with curvature in the span of the basis, and its minimum anywhere."""
 
     def __init__(self, seed: int, Q: Tensor) -> None:
@@ -47,10 +47,10 @@ def wide(one: Basis) -> Tensor:
     return one.columns.double()
 
 
-def scene(visits: tuple[int, ...] = (0, 1, 2, 3), steps: bool = True) -> tuple[Basis, list[True_], Quadratics, Tensor]:
+def scene(visits: tuple[int, ...] = (0, 1, 2, 3), steps: bool = True) -> tuple[Basis, list[Client], Quadratics, Tensor]:
     """Clients visited one after the other, with a step of the model after each."""
     Q = basis()
-    clients = [True_(i, wide(Q)) for i in range(CLIENTS)]
+    clients = [Client(i, wide(Q)) for i in range(CLIENTS)]
     known, theta = Quadratics.none(THETA).widened(K), THETA.clone()
     for k, i in enumerate(visits):
         one = clients[i]
@@ -61,7 +61,7 @@ def scene(visits: tuple[int, ...] = (0, 1, 2, 3), steps: bool = True) -> tuple[B
     return Q, clients, known, theta
 
 
-def mean_gradient(clients: list[True_], theta: Tensor) -> Tensor:
+def mean_gradient(clients: list[Client], theta: Tensor) -> Tensor:
     total = sum(c.n for c in clients)
     return sum((c.n / total * c.gradient(theta) for c in clients), torch.zeros_like(theta))
 
@@ -77,7 +77,7 @@ def test_gradients_and_losses_are_those_of_the_present_model() -> None:
 
 def test_clients_that_train_pull_towards_their_minimum() -> None:
     Q, D, step = basis(), randn(P, seed=3), randn(K, seed=4)
-    one = True_(0, wide(Q))
+    one = Client(0, wide(Q))
     moment = wide(Q).T @ one.H @ D
     known = Quadratics.none(THETA).widened(K).told(7, 10, 1, None, D, one.S, moment).moved(step)
     update, found = known.pull(Q, known.weights(1), trained=True)
@@ -105,7 +105,7 @@ def test_a_turn_changes_the_basis_and_not_what_is_known(keep: int) -> None:
 
 
 def test_columns_that_few_know_have_the_mean_of_those_who_do() -> None:
-    Q, clients, known, _ = scene((0, 1), steps=False)
+    _, clients, known, _ = scene((0, 1), steps=False)
     grown = known.widened(K + 1)
     S = torch.eye(K + 1, dtype=torch.float64) * 4.0
     grown = grown.told(2, 30, 5, None, THETA, S)
