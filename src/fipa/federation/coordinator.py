@@ -228,7 +228,8 @@ class _Round:
     def _seen(self, replies: Mapping[int, Reply]) -> dict[int, tuple[int, Tensor]]:
         """Each client's last update as the gradient that would have led there in as many steps."""
         local = self.stage.local
-        if not self.arm.remembers or local is None or isinstance(self.stage.rule, SharedFIPA):
+        later = self.arm.remembers or any(isinstance(stage.rule, SharedFIPA) for stage in self.arm.stages)
+        if not later or local is None or isinstance(self.stage.rule, SharedFIPA):
             return {}
         lr = local.lr_at(self.k, self.stage.lr_scale)
         seen = dict(self.state.seen)

@@ -20,7 +20,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
 from fipa.errors import Diverged, FipaError, SketchError
-from fipa.federation.basis import ROOM, Basis
+from fipa.federation.basis import ROOM, Basis, new_columns
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.messages import Curve, Late, Reply
 from fipa.federation.quadratics import Quadratics
@@ -158,8 +158,8 @@ class SharedStep:
             directions.append(self.theta)
         memory, rule = self.memory, self.rule
         most = min(len(directions), rule.columns, rule.directions or rule.columns)
-        if len(memory.basis) + most > rule.columns and len(memory.clients):
-            memory = memory.with_room(most, rule.columns, memory.clients.weights(self.round.k, rule.discount))
+        new = new_columns(memory.basis.columns, directions, most).shape[1]
+        memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.discount))
         self.memory = memory.widened(memory.basis.widened(directions, self._generator("mix"), most))
 
     def _curvatures(self) -> Conversation[None]:

@@ -1,0 +1,162 @@
+"""Rounds in a shared basis: two trips, and a memory of every client, on problems whose answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from federation.cases import START, Planned, lines, numbers, run, stage, texts
+from fipa import FedAvg, FipaError
+from fipa.aggregation.shared import SharedFIPA
+from fipa.clients.descent import SGD
+from fipa.clients.gradient import FullGradient
+from fipa.curvature.basis import BasisPlan
+from fipa.federation.arm import Arm
+from fipa.federation.control import StepControl
+from fipa.federation.participation import Participation
+from fipa.federation.shared import Shared
+from fipa.federation.trust import TrustRegion
+
+ONE = Participation("uniform", 1)
+NEWTON = {"local": FullGradient(), "plan": BasisPlan()}
+
+
+def optimum(seed: int = 0) -> np.ndarray:
+    """The minimum of all clients' weighted losses."""
+    clients = numbers(lines, seed)
+    H = sum(c.n * c.curvature for c in clients)
+    b = sum(c.n * c.X.T @ c.y / len(c.y) for c in clients)
+    return np.linalg.solve(H, b)
+
+
+def shared(rounds: int = 1, control: Any = None, **settings: Any) -> Any:
+    return stage(SharedFIPA(**settings), rounds=rounds, control=control, **NEWTON)
+
+
+def test_one_round_solves_a_linear_problem() -> None:
+    """Three gradients span both dimensions: a Newton step, which takes a linear problem to its end."""
+    ((state, record),) = run(shared())
+    np.testing.assert_allclose(state.theta.numpy(), optimum(), rtol=1e-5, atol=1e-6)
+    assert record["trips"] == 2
+    assert record["messages"] == 12
+
+
+def test_a_memory_of_every_client_solves_it_one_client_at_a_time() -> None:
+    """Each client's loss is a quadratic: once all have told theirs in a whole basis, the model is at the optimum."""
+    rounds = run(shared(rounds=12, damping=1e-6), participation=ONE, seed=3)
+    told: set[int] = set()
+    for state, record in rounds:
+        if len(Shared.of(state.rule_state).basis) == 2:
+            told |= set(record["clients"])
+        if len(told) == 3:
+            np.testing.assert_allclose(state.theta.numpy(), optimum(3), rtol=1e-4, atol=1e-4)
+    assert len(told) == 3
+
+
+def test_a_trust_region_never_raises_the_loss_of_clients_that_are_all_here() -> None:
+    rounds = run(shared(rounds=6, control=TrustRegion(initial=1e-3)))
+    losses = [record["loss"] for _, record in rounds]
+    assert all(after <= before for before, after in zip(losses, losses[1:], strict=False))
+    np.testing.assert_allclose(rounds[-1][0].theta.numpy(), optimum(), rtol=1e-4, atol=1e-4)
+    lengths = [record["step_length"] for _, record in rounds]
+    assert lengths[1] > 2 * 1e-3 * np.linalg.norm(START)  # what comes true makes it bolder, also within a round
+
+
+def test_nobody_is_asked_to_judge_where_only_some_are_here() -> None:
+    rounds = run(shared(rounds=4, control=TrustRegion()), participation=ONE, seed=3)
+    assert [record["trips"] for _, record in rounds] == [2] * 4
+    assert [record["trials"] for _, record in rounds] == [1] * 4
+
+
+def test_who_has_a_copy_of_the_basis_is_sent_only_what_is_new() -> None:
+    rounds = run(shared(rounds=3, columns=2))
+    first, second, third = (record["downlink_bytes"] for _, record in rounds)
+    whole = 3 * 2 * 2 * 4  # three clients, two columns of two numbers
+    model = 2 * 3 * 2 * 8  # two trips
+    assert first == model + whole
+    assert (second, third) == (model, model)  # both dimensions are there
+
+
+def test_uplink_is_a_gradient_and_half_a_matrix() -> None:
+    ((_, record),) = run(shared())
+    assert record["uplink_bytes"] == 3 * (2 * 8 + 8 + 3 * 8)  # gradient, loss, 2 x 2 matrix
+
+
+def test_late_answers_are_quadratics_of_an_earlier_model() -> None:
+    """Client 2 answers round 1 in round 3: its gradient then is of another model, and the memory knows which."""
+    faults = Planned(plan={(1, 2): 2, (2, 2): None, (3, 2): None, (4, 2): 0})
+    rounds = run(shared(rounds=4, damping=1e-9), faults=faults)
+    state, record = rounds[2]
+    assert any(client == 2 and "late by 2: used" in text for client, text in texts(record))
+    memory = Shared.of(state.rule_state)
+    place = memory.clients.place(2)
+    assert place is not None
+    moved = memory.basis.columns.double() @ memory.clients.moves[place]
+    np.testing.assert_allclose(moved.numpy(), state.theta.numpy() - np.asarray(START), rtol=1e-5, atol=1e-6)
+    client = numbers()[2]
+    np.testing.assert_allclose(-memory.clients.updates[place].numpy(), client.gradient(np.asarray(START)), rtol=1e-10)
+
+
+def test_clients_that_train_are_weighed_in_the_basis() -> None:
+    """With all directions in the basis this is the completed rule."""
+    rule, local = SharedFIPA(damping=0.3), SGD(lr=0.1, steps=2)
+    ((state, _),) = run(stage(rule, local, plan=BasisPlan()))
+    clients, theta = numbers(), np.asarray(START)
+    deltas = [c.sgd(theta, 0.1, 2) for c in clients]
+    w = np.asarray([c.n for c in clients]) / 10
+    H = sum(a * c.curvature for a, c in zip(w, clients, strict=True))
+    b = sum(a * (c.curvature + 0.3 * np.eye(2)) @ d for a, c, d in zip(w, clients, deltas, strict=True))
+    expected = theta + np.linalg.solve(H + 0.3 * np.eye(2), b)
+    np.testing.assert_allclose(state.theta.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_that_train_can_be_judged() -> None:
+    control = StepControl(select="best", initial=0.01)
+    rounds = run(stage(SharedFIPA(damping=0.1), SGD(lr=0.1, steps=2), 3, BasisPlan(), control=control))
+    losses = [record["loss"] for _, record in rounds]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_trust_region_is_not_for_clients_that_train() -> None:
+    with pytest.raises(FipaError, match="clients that send gradients"):
+        run(stage(SharedFIPA(damping=0.1), SGD(lr=0.1, steps=2), plan=BasisPlan(), control=TrustRegion()))
+
+
+def test_weight_decay_is_the_servers() -> None:
+    ((state, _),) = run(shared(weight_decay=0.5))
+    clients = numbers()
+    H = sum(c.n / 10 * c.curvature for c in clients) + 0.5 * np.eye(2)
+    b = sum(c.n / 10 * c.X.T @ c.y / len(c.y) for c in clients)
+    np.testing.assert_allclose(state.theta.numpy(), np.linalg.solve(H, b), rtol=1e-5, atol=1e-6)
+
+
+def test_a_warm_up_gives_gradients_and_columns_for_free() -> None:
+    """The last update of each client in the warm-up stands for its gradient until it is asked."""
+    warmup = stage(FedAvg(), SGD(lr=0.1, steps=1), 3)
+    rounds = run(Arm("arm", (warmup, shared(damping=0.1)), participation=ONE), seed=3)
+    state, record = rounds[-1]
+    memory = Shared.of(state.rule_state)
+    before = {client for _, one in rounds[:-1] for client in one["clients"]}
+    assert set(memory.clients.ids.tolist()) == before | set(record["clients"])
+    told = [memory.clients.place(client) for client in record["clients"]]
+    assert all(int(memory.clients.rounds[place]) == 4 for place in told)
+
+
+def test_state_survives_its_tensors() -> None:
+    rounds = run(shared(rounds=3, control=TrustRegion()), participation=ONE, seed=3)
+    state, _ = rounds[-1]
+    memory = Shared.of(state.rule_state)
+    again = memory.tensors()
+    assert again.keys() == state.rule_state.keys()
+    assert all(torch.equal(tensor, state.rule_state[name]) for name, tensor in again.items())
+
+
+def test_a_full_basis_makes_room() -> None:
+    rounds = run(shared(rounds=5, columns=1, damping=0.1))
+    for state, _ in rounds:
+        assert len(Shared.of(state.rule_state).basis) == 1
+    losses = [record["loss"] for _, record in rounds]
+    assert losses[-1] < losses[0]
