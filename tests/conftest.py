@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,13 @@ _ALWAYS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=25, **_ALWAYS)
 settings.register_profile("thorough", max_examples=500, **_ALWAYS)
 settings.load_profile("quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Copies of a shared basis go to a folder that ends with the tests, one for each worker."""
+    folder = tempfile.TemporaryDirectory(prefix="fipa-tests-")
+    os.environ["FIPA_CACHE"] = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_memory_of_every_client_solves_it_one_client_at_a_time() -> None:
 def test_a_trust_region_never_raises_the_loss_of_clients_that_are_all_here() -> None:
     rounds = run(shared(rounds=6, control=TrustRegion(initial=1e-3)))
     losses = [record["loss"] for _, record in rounds]
-    assert all(after <= before for before, after in zip(losses, losses[1:], strict=False))
+    assert all(after <= before for before, after in pairwise(losses))
     np.testing.assert_allclose(rounds[-1][0].theta.numpy(), optimum(), rtol=1e-4, atol=1e-4)
     lengths = [record["step_length"] for _, record in rounds]
     assert lengths[1] > 2 * 1e-3 * np.linalg.norm(START)  # what comes true makes it bolder, also within a round

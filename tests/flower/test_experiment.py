@@ -14,6 +14,7 @@ from fipa.config.load import load
 from fipa.errors import FipaError
 from fipa.federation.parameters import load_theta
 from fipa.federation.record import RoundRecord
+from fipa.flower.copies import folder
 from fipa.flower.experiment import client_app, run
 from fipa.flower.local import LocalGrid
 from fipa.flower.request import Request
@@ -24,6 +25,9 @@ DIGITS = ["engine.group=1", "rounds=2", "warmup.rounds=2", "problem.clients=4", 
 SOME = ["arms.*.participation.count=2", "arms.*.participation.kind=uniform", "warmup.participation.count=2",
         "warmup.participation.kind=uniform"]  # fmt: skip
 HEAD = ["arms.FIPA controlled.params=9.*"]
+FEW = "arms.FIPA shared basis.rule.columns=6"
+TRAIN = ["arms.FIPA shared basis.local={name='sgd', lr=0.1, epochs=1, batch=16}",
+         "arms.FIPA shared basis.rule.damping=0.1", "arms.FIPA shared basis.trust_region=false"]  # fmt: skip
 PDE = ["engine.group=1", "rounds=2", "problem.points={interior=40, test=32}"]
 
 
@@ -45,6 +49,10 @@ ARMS = {
     "moon": ("digits", "MOON", [*DIGITS, "rounds=3", *SOME], 4),
     "sums": ("digits", "FIPA additive", DIGITS, 4),
     "a rule with a state": ("digits", "FedAdam", [*DIGITS, *SOME], 4),
+    "shared basis": ("digits", "FIPA shared basis", [*DIGITS, "rounds=3"], 4),
+    "shared basis, some of them": ("digits", "FIPA shared basis", [*DIGITS, "rounds=4", *SOME], 4),
+    "shared basis that turns": ("digits", "FIPA shared basis", [*DIGITS, "rounds=3", FEW], 4),
+    "shared basis, clients that train": ("digits", "FIPA shared basis", [*DIGITS, *TRAIN], 4),
     "adaptive": ("fit-adaptive", "FIPA adaptive (paper)", ["engine.group=1", "rounds=3"], 2),
     "acceleration": ("poisson-1d", "FIPA accelerated, low rank", PDE, 2),
 }
@@ -87,7 +95,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["best step of a round", "scaffold", "moon", "adaptive", "head only"])
+@pytest.mark.parametrize("case", ["best step of a round", "scaffold", "moon", "adaptive", "head only", "shared basis"])
 def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_path: Path) -> None:
     """Its clients have trained, and remember the round that never was."""
     name, arm, overrides, clients = ARMS[case]
@@ -98,7 +106,9 @@ def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_
     def kill(message: Message, k: int) -> int:
         if "fipa" in message.content and "request" in message.content["fipa"] and lives[0] == 0:
             request = Request.of(message.content)
-            judged = {"best step of a round": "losses", "head only": "losses"}.get(case, "work")
+            judged = {"best step of a round": "losses", "head only": "losses", "shared basis": "curvatures"}.get(
+                case, "work"
+            )
             if request.round_number == last and request.method == judged and k > 0:
                 raise Killed
         return 0
@@ -109,6 +119,30 @@ def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_
     lives[0] = 1
     theta, _ = run(grid, name, arm, overrides, checkpoint=tmp_path / "state.pt")
     assert torch.equal(theta, expected)
+
+
+@pytest.mark.parametrize("damage", ["lost", "spoilt"])
+def test_a_copy_of_the_basis_that_is_lost_or_spoilt_heals_itself(damage: str, tmp_path: Path) -> None:
+    name, arm, overrides, clients = ARMS["shared basis that turns"]
+    expected, before = run(LocalGrid(client_app(), clients), name, arm, overrides)
+    done: list[Path] = []
+
+    def harm(message: Message, k: int) -> int:
+        request = Request.of(message.content) if "fipa" in message.content else None
+        if request is not None and request.method == "curvatures" and request.round_number == 4 and not done:
+            files = [path for path in folder().iterdir() if f"-{k}-{request.curve['from']}" in path.name]
+            done.extend(files)
+            for path in files:
+                path.unlink() if damage == "lost" else path.write_bytes(path.read_bytes()[:-1] + b"x")
+        return 0
+
+    for path in folder().iterdir():
+        path.unlink()
+    theta, result = run(LocalGrid(client_app(), clients, harm), name, arm, overrides)
+    assert len(done) == 1
+    assert torch.equal(theta, expected)
+    told, usual = (one.train_metrics_clientapp[4]["downlink-bytes"] for one in (result, before))
+    assert told > usual  # all columns, once more
 
 
 @pytest.mark.parametrize(

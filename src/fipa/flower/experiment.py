@@ -21,7 +21,7 @@ from fipa.config.load import load, validate
 from fipa.config.schema import Experiment, dump
 from fipa.errors import FipaError
 from fipa.federation.arm import Arm
-from fipa.federation.parameters import save_theta
+from fipa.federation.parameters import Seen, save_theta
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site
 from fipa.federation.storage import write_json
@@ -84,6 +84,7 @@ def run(
     config["threads"] = experiment.engine.threads  # for the same bits everywhere
     arrays = ArrayRecord(problem.load(problem.initial).state_dict())
     result: Result | None = None
+    seen: Seen = {}
 
     def evaluate(k: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"metric": float(problem.evaluate(_flat(problem.layout, arrays)))})
@@ -94,12 +95,13 @@ def run(
             file = file.with_name(f"{file.name}.warmup")
         strategy = FIPA(
             arm=part, seed=seed, params=part.params or problem.layout.names, checkpoint=file, fraction_evaluate=0.0,
+            seen=seen if part.params is None else {},
             **{"min_available_nodes": len(problem.clients)} | settings,
         )  # fmt: skip
         last = part.last if rounds is None or part is not parts[-1] else rounds
         with threads(experiment.engine.threads):
             result = strategy.start(grid, arrays, last, train_config=ConfigRecord(config), evaluate_fn=evaluate)
-        arrays = result.arrays
+        arrays, seen = result.arrays, strategy.seen
     assert result is not None
     names = problem.layout.names if parts[-1].params is None else selected(problem.layout.names, parts[-1].params)
     shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))

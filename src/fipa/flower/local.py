@@ -5,6 +5,7 @@ For tests, for debugging an app, and for measuring rules without the cost of pro
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -41,15 +42,16 @@ class LocalGrid(Grid):
     ) -> None:
         self._app = app
         self._delay = delay
+        run = secrets.randbits(62)  # nodes keep files by run
         self._contexts = {
             FIRST + k: Context(
-                1, FIRST + k, {"partition-id": k, "num-partitions": nodes}, RecordDict(), dict(run_config or {})
+                run, FIRST + k, {"partition-id": k, "num-partitions": nodes}, RecordDict(), dict(run_config or {})
             )
             for k in range(nodes)
         }
         self._waiting: dict[str, tuple[int, Message]] = {}  # pulls left, and the reply
         self._sent = 0
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, SERVER
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run, 1, SERVER
 
     def set_run(self, run: Run) -> None:  # noqa: D102
         raise NotImplementedError("a grid in this process has no runs")

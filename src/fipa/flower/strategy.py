@@ -26,6 +26,7 @@ from fipa.federation.checkpoint import load_state, save_state
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import Coordinator, State, means
 from fipa.federation.engine import carry
+from fipa.federation.parameters import Seen
 from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.stage import Stage
@@ -83,6 +84,8 @@ class FIPA(FedAvg):
         File for the state after every round. If it is there already, `start` resumes from it.
     arm
         Stages and participation all at once, as experiments have them, in the place of the settings above.
+    seen
+        What an earlier strategy's `seen` tells of the clients, for a rule that remembers them.
     **settings
         Of Flower's `FedAvg`: `fraction_train`, `min_available_nodes` and so on.
 
@@ -115,6 +118,7 @@ class FIPA(FedAvg):
         seed: int = 0,
         checkpoint: str | Path | None = None,
         arm: Arm | None = None,
+        seen: Seen | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
@@ -136,6 +140,7 @@ class FIPA(FedAvg):
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
         self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
         self.limits = limits or Limits()
+        self.seen: Seen = dict(seen or {})
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
         self.records: list[RoundRecord] = []
         self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -174,7 +179,7 @@ class FIPA(FedAvg):
         cargo, theta = self._cargo(initial)
         coordinator = Coordinator(self.arm(num_rounds), self.seed, survives=True)
         transport = self._transport(grid, cargo, tuple(initial), replace(self.patience, timeout=timeout), train_config)
-        state = self._resumed(coordinator.start(theta, cargo.buffers))
+        state = self._resumed(coordinator.start(theta, cargo.buffers, self.seen))
         arrays = cargo.arrays(state.theta, state.buffers, tuple(initial))
         if evaluate_fn and state.round_number == coordinator.arm.after:
             self._note(CENTRAL, state.round_number, evaluate_fn(state.round_number, arrays))
@@ -187,6 +192,7 @@ class FIPA(FedAvg):
                 self._note(CENTRAL, k, evaluate_fn(k, arrays))
             if self.checkpoint is not None:
                 save_state(self.checkpoint, state, durable=True, settings=self._settings(), metrics=self._metrics)
+        self.seen = state.seen
         numbers = {
             kind: {k: MetricRecord(values) for k, values in self._metrics.get(kind, {}).items()}
             for kind in (TRAIN, EVALUATE, CENTRAL)
