@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fipa.clients.rule import LocalRule, LocalWork
-from fipa.errors import FipaError
 
 
 @dataclass(frozen=True)
@@ -17,23 +16,17 @@ class FullGradient(LocalRule):
     Parameters
     ----------
     augment
-        Take the gradient on varied examples, where the client's data have a way to vary them: it then knows more than
-        the data as they are. The loss and the curvature stay on the data as they are.
-    passes
-        So many gradients on examples varied anew, and their mean.
+        Take gradient and loss on examples that are varied anew in every round, where the client's data have a way to
+        vary them: a model then learns more than the data as they are. The curvature stays on the data as they are.
     """
 
     augment: bool = False
-    passes: int = 1
 
-    def __post_init__(self) -> None:
-        if self.passes < 1 or (self.passes > 1 and not self.augment):
-            raise FipaError(f"FullGradient(passes={self.passes}): at least 1, and more than 1 only with augment")
+    @property
+    def varies(self) -> bool:
+        """Whether losses are those of varied examples."""
+        return self.augment
 
     def train(self, work: LocalWork) -> Tensor:  # noqa: D102
-        thetas = work.theta.expand(len(work.clients), -1)
-        varied = work.generators if self.augment else None
-        total = work.objective.gradients(thetas, None, varied)
-        for _ in range(self.passes - 1):
-            total = total + work.objective.gradients(thetas, None, varied)
-        return -total / self.passes
+        objective = work.objective.varied(work.generators) if self.augment else work.objective
+        return -objective.gradients(work.theta.expand(len(work.clients), -1))

@@ -7,6 +7,7 @@ the cost of running the transformations anew in every step.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,6 +164,14 @@ class StackedObjective:
             self.terms = pytree.tree_map(lambda *leaves: torch.stack(leaves), *(o.terms for o in objectives))
         self._traces: Traces = {} if traces is None else traces
         self.nbytes = sum(t.numel() * t.element_size() for t in pytree.tree_leaves(self.terms))
+
+    def varied(self, generators: Sequence[torch.Generator]) -> StackedObjective:
+        """The same losses on examples that are varied as the clients say, once for all."""
+        if self._first.augment is None:
+            return self
+        other = copy.copy(self)
+        other.terms = self._vary(self.terms, generators)
+        return other
 
     def losses(self, thetas: Tensor) -> Tensor:
         """Each client's loss on all of its data at its own row of `thetas` (M x p)."""

@@ -79,6 +79,11 @@ class LocalRule(ABC):
     remembers: ClassVar[bool] = False
     tells: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def varies(self) -> bool:
+        """Whether losses are those of examples that are varied anew in every round, as training sees them."""
+        return False
+
     @abstractmethod
     def train(self, work: LocalWork) -> Sequence[Tensor] | Tensor:
         """The clients' updates (M x p)."""

@@ -23,7 +23,7 @@ from fipa.errors import Diverged, FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals
 from fipa.federation.control import Conversation, StepControl, controlled
-from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
+from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, VariedLoss, Who
 from fipa.federation.parameters import Seen
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.shared import SharedStep
@@ -323,7 +323,8 @@ class _Judges:
 
     def probe(self, theta: Tensor) -> Conversation[float]:
         """The clients' loss at a model. Who does not answer counts neither there nor at the broadcast model."""
-        answers = yield from self._round.ask(list(self._losses), Loss(theta))
+        varies = self._local is not None and self._local.varies
+        answers = yield from self._round.ask(list(self._losses), VariedLoss(theta) if varies else Loss(theta))
         if not answers.values or not answers.enough:
             return math.inf
         before = self._round.mean(self._replies, {client: self._losses[client] for client in answers.values})

@@ -87,6 +87,13 @@ class Loss:
 
 
 @dataclass(frozen=True, eq=False)
+class VariedLoss(Loss):
+    """The loss at a model, on examples as they are varied in this round. Answered with a number."""
+
+    method: ClassVar[str] = "varied_losses"
+
+
+@dataclass(frozen=True, eq=False)
 class Bend:
     """How residuals bend along a step from a model, seen as a gradient. Answered with a tensor (p)."""
 

@@ -240,26 +240,27 @@ class SharedStep:
     def _judged(
         self, control: TrustRegion, apply: Any, judges: Any, pooled: ClientUpdate, radius: float
     ) -> Conversation[Outcome]:
-        """Shorter steps until the clients' loss falls, or longer ones as long as it falls further."""
-        best, taken, used, trials = judges.loss, None, radius, 0
+        """Shorter steps until the clients' loss falls; then longer or shorter ones as long as it falls further."""
+        best, taken, used, trials, wanted, way = judges.loss, None, radius, 0, radius, 0.0
         while trials < control.trials:
             trials += 1
             try:
-                result = apply(replace(self.rule, radius=radius), {})
+                result = apply(replace(self.rule, radius=wanted), {})
                 reached = yield from judges.probe(result.theta)
             except Diverged:
                 reached = math.inf
             if reached >= best and taken is not None:
                 break
             step = result.theta - self.theta
-            full = float(step.norm()) > 0.99 * radius
-            wider = control.adapted(radius, (judges.loss - reached) / self._expected(pooled, step), full)
+            ratio = (judges.loss - reached) / self._expected(pooled, step)
+            next_ = control.adapted(wanted, ratio, float(step.norm()) > 0.99 * wanted)
             if reached < best:
-                best, taken, used = reached, result, radius
-                if wider <= radius:
-                    return self.round.outcome(taken, wider, trials, self.rule.damping, used)
-            radius = wider if reached < math.inf else radius / 2
-        return self.round.outcome(taken, used if taken is not None else radius, trials, self.rule.damping, used)
+                best, taken, used = reached, result, wanted
+            turn = next_ - wanted
+            if turn == 0 or turn * way < 0:
+                break  # as it should be, or back to where it came from
+            wanted, way = next_, turn
+        return self.round.outcome(taken, used if taken is not None else wanted, trials, self.rule.damping, used)
 
     def _expected(self, pooled: ClientUpdate, step: Tensor) -> float:
         """By how much the loss falls, as the quadratics have it."""

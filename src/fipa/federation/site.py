@@ -100,6 +100,17 @@ class Site:
         stack = self._stack(clients)
         return stack.losses(theta.expand(len(clients), -1)).tolist()
 
+    def varied_losses(self, clients: Sequence[int], theta: Tensor, round_number: int = 0) -> list[float]:
+        """Each client's loss on its examples as they are varied in a round."""
+        self._turn(round_number)
+        self.problem.model.eval()
+        varied = self._stack(clients).varied(self._generators(clients, round_number))
+        return varied.losses(theta.expand(len(clients), -1)).tolist()
+
+    def _generators(self, clients: Sequence[int], round_number: int) -> list[torch.Generator]:
+        """Those of what clients draw in their training in a round."""
+        return [generator_for(self.seed, "batches", round_number, client) for client in clients]
+
     def gradients(self, clients: Sequence[int], theta: Tensor, round_number: int = 0) -> Tensor:
         """Each client's full gradient (M x p) at the same parameters, on the data of a round."""
         self._turn(round_number)
@@ -148,7 +159,7 @@ class Site:
         rule = order.local
         if rule is None:
             raise FipaError("an order for these clients must say how to train: its local rule is missing")
-        losses = self.losses(clients, order.theta, order.round_number)
+        losses = (self.varied_losses if rule.varies else self.losses)(clients, order.theta, order.round_number)
         for client, loss in zip(clients, losses, strict=True):
             if not math.isfinite(loss):
                 raise Diverged(
@@ -287,7 +298,7 @@ class Site:
                 objective=self._stack(chosen),
                 steps=steps[some],
                 lr=rule.lr_at(k, order.lr_scale),
-                generators=[generator_for(self.seed, "batches", k, client) for client in chosen],
+                generators=self._generators(chosen, k),
                 memories=[order.memories.get(client, {}) for client in chosen],
                 shared=order.shared,
                 gradients=None if gradients is None else gradients[some],

@@ -16,7 +16,7 @@ from fipa.clients.rule import LocalRule
 from fipa.curvature.registry import kind_of
 from fipa.curvature.summary import Arrived, CurvatureSummary
 from fipa.errors import SketchError
-from fipa.federation.messages import Curve, Loss, Order, Reply
+from fipa.federation.messages import Curve, Loss, Order, Reply, VariedLoss
 from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
 from fipa.flower.request import KEY, VERSION, Request, check_version
 from fipa.layout import Layout
@@ -123,7 +123,7 @@ def decode(content: RecordDict, request: Request, expected: Expected) -> Reply |
         raise PayloadError(f"has {size} bytes, more than the limit of {expected.limits.nbytes} (Limits.nbytes)")
     if request.method == Order.method:
         return _reply(content, head, request, expected)
-    if request.method == Loss.method:
+    if request.method in (Loss.method, VariedLoss.method):
         return _number(head, ANSWER)
     arrays = _record(content, ANSWER, ArrayRecord)
     length = request.curve["length"] if request.method == Curve.method else expected.layout.numel

@@ -16,7 +16,7 @@ from fipa.curvature.registry import settings_of as settings_of_plan
 from fipa.curvature.summary import CurvaturePlan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.basis import Basis, Move
-from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order
+from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order, VariedLoss
 from fipa.flower.codec import PayloadError, Precision, pack, tensors_in, unpack
 from fipa.layout import Layout
 
@@ -25,7 +25,7 @@ KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
 FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
-QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, Bend, Curve)}
+QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, VariedLoss, Bend, Curve)}
 Asked = Order | Gradient | Loss | Bend | Curve
 
 
@@ -172,8 +172,8 @@ def question_of(
     theta = unpack(arrays, {"theta": shape}, like.dtype)["theta"]
     if kind is Gradient:
         return Gradient(theta)
-    if kind is Loss:
-        return Loss(theta)
+    if kind in (Loss, VariedLoss):
+        return Loss(theta) if kind is Loss else VariedLoss(theta)
     order, shared = request.order, content.array_records.get(SHARED)
     rank, steps = order["adaptive_rank"], order["adaptive_steps"]
     return Order(
