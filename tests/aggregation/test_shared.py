@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fipa import ClientUpdate, FipaError, Layout, UpdateError, aggregate
-from fipa.aggregation.shared import SharedFIPA
+from fipa.aggregation.shared import ClientMemory, SharedFIPA
 from fipa.curvature.basis import BasisCurvature
 
 P, K = 12, 5
@@ -110,8 +112,14 @@ def test_gradients_and_updates_do_not_mix() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"damping": -1.0}, {"radius": 0.0}, {"columns": 0}, {"directions": 0}, {"discount": 0.0}, {"weight_decay": -1.0}],
+    [{"damping": -1.0}, {"radius": 0.0}, {"columns": 0}, {"directions": 0}, {"weight_decay": -1.0}],
 )
 def test_settings_that_make_no_sense(settings: dict[str, float]) -> None:
     with pytest.raises(FipaError, match="SharedFIPA"):
         SharedFIPA(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{"discount": 0.0}, {"forget": 0}, {"limit": 0}, {"precision": "int4"}])
+def test_memories_that_make_no_sense(settings: dict[str, Any]) -> None:
+    with pytest.raises(FipaError, match="ClientMemory"):
+        ClientMemory(**settings)

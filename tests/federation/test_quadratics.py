@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fipa.federation.basis import Basis, Move
-from fipa.federation.quadratics import UNTOLD, Quadratics
+from fipa.federation.quadratics import OTHERS, UNTOLD, News, Quadratics
 
 P, K, CLIENTS = 9, 5, 4
 THETA = torch.zeros(P, dtype=torch.float64)
@@ -55,7 +55,7 @@ def scene(visits: tuple[int, ...] = (0, 1, 2, 3), steps: bool = True) -> tuple[B
     for k, i in enumerate(visits):
         one = clients[i]
         S = wide(Q).T @ one.H @ wide(Q)
-        known = known.told(i, one.n, k, one.loss(theta), -one.gradient(theta), S)
+        known = known.told(News(i, one.n, k, -one.gradient(theta), one.loss(theta), S))
         step = randn(K, seed=90 + k) if steps else torch.zeros(K, dtype=torch.float64)
         theta, known = theta + wide(Q) @ step, known.moved(step)
     return Q, clients, known, theta
@@ -79,7 +79,7 @@ def test_clients_that_train_pull_towards_their_minimum() -> None:
     Q, D, step = basis(), randn(P, seed=3), randn(K, seed=4)
     one = Client(0, wide(Q))
     moment = wide(Q).T @ one.H @ D
-    known = Quadratics.none(THETA).widened(K).told(7, 10, 1, None, D, one.S, moment).moved(step)
+    known = Quadratics.none(THETA).widened(K).told(News(7, 10, 1, D, None, one.S, moment)).moved(step)
     update, found = known.pull(Q, known.weights(1), trained=True)
     left = D - wide(Q) @ step
     torch.testing.assert_close(update, left, rtol=1e-6, atol=1e-6)
@@ -108,7 +108,7 @@ def test_columns_that_few_know_have_the_mean_of_those_who_do() -> None:
     _, clients, known, _ = scene((0, 1), steps=False)
     grown = known.widened(K + 1)
     S = torch.eye(K + 1, dtype=torch.float64) * 4.0
-    grown = grown.told(2, 30, 5, None, THETA, S)
+    grown = grown.told(News(2, 30, 5, THETA, None, S))
     curvature = grown.curvature(grown.weights(5))
     assert curvature[K, K].item() == pytest.approx(4.0)  # one of three knows it
     w = torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64) / 60
@@ -119,7 +119,7 @@ def test_columns_that_few_know_have_the_mean_of_those_who_do() -> None:
 
 
 def test_clients_of_a_warm_up_have_a_gradient_and_no_curvature() -> None:
-    known = Quadratics.none(THETA).told(3, 5, 0, None, torch.ones_like(THETA), None).widened(K)
+    known = Quadratics.none(THETA).told(News(3, 5, 0, torch.ones_like(THETA))).widened(K)
     assert int(known.rounds[0]) == UNTOLD
     assert bool((known.curvature(known.weights(9)) == 0).all())
     assert math.isnan(float(known.predicted(basis())[0]))
@@ -128,7 +128,7 @@ def test_clients_of_a_warm_up_have_a_gradient_and_no_curvature() -> None:
 
 def test_news_without_curvature_keep_the_one_told_before() -> None:
     _, _, known, _ = scene()
-    again = known.told(2, 30, 9, 1.5, torch.ones_like(THETA), None)
+    again = known.told(News(2, 30, 9, torch.ones_like(THETA), 1.5))
     place = again.place(2)
     assert place is not None
     assert torch.equal(again.matrices[place], known.matrices[place])
@@ -147,6 +147,47 @@ def test_old_answers_count_less() -> None:
 def test_clients_that_leave_are_forgotten() -> None:
     _, _, known, _ = scene()
     assert known.without([1, 8]).ids.tolist() == [0, 2, 3]
+
+
+def test_those_who_have_not_been_seen_for_long_are_forgotten() -> None:
+    _, _, known, _ = scene()
+    warm = known.told(News(9, 5, 0, THETA))
+    assert warm.since(2).ids.tolist() == [2, 3, 9]  # seen in rounds 2 and 3; nobody knows of 9
+
+
+def test_the_oldest_are_merged_and_nothing_of_their_sum_is_lost() -> None:
+    Q, _, known, _ = scene()
+    few = known.within(2, Q, now=4)
+    assert few.ids.tolist() == [OTHERS, 3]
+    assert few.merged.tolist() == [0, 1, 2]
+    assert few.examples.tolist() == [60, 40]
+    before, after = (one.pull(Q, one.weights(4), False)[0] for one in (known, few))
+    torch.testing.assert_close(after, before)
+    torch.testing.assert_close(few.curvature(few.weights(4)), known.curvature(known.weights(4)))
+    assert few.within(2, Q, now=4) is few
+
+
+def test_who_was_merged_and_comes_back_counts_once() -> None:
+    Q, _, known, _ = scene()
+    few = known.within(2, Q, now=4)
+    again = few.told(News(1, 20, 5, THETA, 1.0, torch.eye(K, dtype=torch.float64)))
+    assert again.ids.tolist() == [OTHERS, 1, 3]
+    assert again.examples.tolist() == [40, 20, 40]
+    assert again.merged.tolist() == [0, 2]
+    back = [News(i, 10 * (i + 1), 6, THETA) for i in (0, 2)]
+    assert again.told(*back).ids.tolist() == [0, 1, 2, 3]
+
+
+def test_half_the_memory_for_a_little_less_accuracy() -> None:
+    Q, _, known, _ = scene()
+    small = Quadratics.none(THETA, torch.bfloat16).widened(K)
+    rows = zip(known.ids.tolist(), known.updates, known.matrices, strict=True)
+    small = small.told(*(News(i, 10 * (i + 1), 0, update, 1.0, S) for i, update, S in rows))
+    assert small.updates.dtype == small.matrices.dtype == torch.bfloat16
+    weights = known.weights(0)
+    assert small.curvature(weights).dtype == torch.float64
+    torch.testing.assert_close(small.curvature(weights), known.curvature(weights), rtol=0.02, atol=0.2)
+    assert small.turned(torch.eye(K, dtype=torch.float64)[:, :3], Q.gram()).matrices.dtype == torch.bfloat16
 
 
 @given(st.permutations(range(CLIENTS)))

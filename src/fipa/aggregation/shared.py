@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,36 @@ from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.basis import BasisCurvature, BasisPlan
 from fipa.errors import FipaError, UpdateError
 from fipa.linalg import eigh
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """How a server remembers clients.
+
+    Parameters
+    ----------
+    discount
+        A client's weight is multiplied by this for each round since it was seen.
+    forget
+        Clients that were not seen for so many rounds have left for good; None waits for ever.
+    limit
+        Most clients that are remembered one by one: beyond it, those seen longest ago are merged into one.
+    precision
+        Of what is kept: `"full"` is that of the parameters, `"bfloat16"` half of float32.
+    """
+
+    discount: float = 1.0
+    forget: int | None = None
+    limit: int | None = None
+    precision: Literal["full", "bfloat16"] = "full"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.discount <= 1:
+            raise FipaError(f"ClientMemory(discount={self.discount}): must be above 0 and at most 1")
+        if any(value is not None and value < 1 for value in (self.forget, self.limit)):
+            raise FipaError("ClientMemory: forget and limit must be at least 1, or None")
+        if self.precision not in ("full", "bfloat16"):
+            raise FipaError(f'ClientMemory(precision={self.precision!r}): use "full" or "bfloat16"')
 
 
 @dataclass(frozen=True)
@@ -42,8 +73,8 @@ class SharedFIPA:
         Most new columns in a round; None takes what all clients of the round add.
     weight_decay
         Coefficient of $\frac12 |\theta|^2$, which the server adds to loss, gradient and curvature.
-    discount
-        A remembered client's weight is multiplied by this for each round since it was seen.
+    memory
+        How the server remembers clients; for rounds of a federation.
     """
 
     damping: float = 0.0
@@ -51,7 +82,7 @@ class SharedFIPA:
     columns: int = 200
     directions: int | None = None
     weight_decay: float = 0.0
-    discount: float = 1.0
+    memory: ClientMemory = ClientMemory()
 
     needs = BasisPlan
 
@@ -61,8 +92,6 @@ class SharedFIPA:
             raise FipaError(f"SharedFIPA(radius={self.radius}): must be positive, or None")
         if self.columns < 1 or (self.directions is not None and self.directions < 1):
             raise FipaError("SharedFIPA: columns and directions must be at least 1")
-        if not 0 < self.discount <= 1:
-            raise FipaError(f"SharedFIPA(discount={self.discount}): must be above 0 and at most 1")
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         summaries = cohort.require(BasisCurvature, "SharedFIPA")

@@ -20,7 +20,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fipa.aggregation.shared import SharedFIPA
+from fipa.aggregation.shared import ClientMemory, SharedFIPA
 from fipa.clients.registry import LOCAL_RULES
 from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
@@ -101,7 +101,7 @@ else:  # tables that are told apart by their name
 # plain classes that are tables, too
 SETTINGS = (
     *(AdaptiveRank, AdaptiveSteps, StepControl, TrustRegion, Participation, Faults, Points, Region, Augment),
-    *(ConvNet, ResidualNet),
+    *(ConvNet, ResidualNet, ClientMemory),
     *(BalancedDirichlet, Dirichlet, Shards, QuantitySkew, IID, Indices),
 )
 for _settings_class in SETTINGS:

@@ -9,6 +9,7 @@ late and one that was not asked for weeks differ in nothing but their age.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -18,6 +19,33 @@ from torch import Tensor
 from fipa.federation.basis import Basis
 
 UNTOLD = -1  # the round of a client whose curvature nobody knows
+OTHERS = -1  # the id of clients that are remembered as one
+
+
+@dataclass(frozen=True, eq=False)
+class News:
+    """What a client tells.
+
+    Attributes
+    ----------
+    client, examples, round_number
+        Who, with which weight, and when it was asked.
+    update, loss
+        From and at the model that it was asked about; None if it did not tell its loss.
+    matrix, moment
+        Its curvature there; without a matrix the one that it told before holds, or none.
+    moves
+        Where the model has moved since, in the basis; None if it has not.
+    """
+
+    client: int
+    examples: int
+    round_number: int
+    update: Tensor
+    loss: float | None = None
+    matrix: Tensor | None = None
+    moment: Tensor | None = None
+    moves: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +63,8 @@ class Quadratics:
         $S_m$ (M x k x k), $h_m = Q^\top H_m \Delta\theta_m$ of clients that train, else 0, and $z_m$ (M x k each).
     known
         How much of each column was there when the client told its curvature (M x k), from 0 to 1.
+    merged
+        The ids of those who are remembered as one, in the row of `OTHERS`.
     """
 
     ids: Tensor
@@ -46,68 +76,112 @@ class Quadratics:
     moments: Tensor
     moves: Tensor
     known: Tensor
+    merged: Tensor
 
     @classmethod
-    def none(cls, like: Tensor) -> Quadratics:
-        """Of no client, for parameters (p) like these."""
+    def none(cls, like: Tensor, kept: torch.dtype | None = None) -> Quadratics:
+        """Of no client, for parameters (p) like these; updates and matrices are kept in another dtype if so wished."""
         whole = torch.zeros(0, dtype=torch.int64)
-        empty = like.new_zeros
-        table = empty(0, 0)
-        return cls(whole, whole, whole, empty(0), empty(0, len(like)), empty(0, 0, 0), table, table, table)
+        empty, table, kept = like.new_zeros, like.new_zeros(0, 0), kept or like.dtype
+        updates, matrices = empty(0, len(like), dtype=kept), empty(0, 0, 0, dtype=kept)
+        return cls(whole, whole, whole, empty(0), updates, matrices, table, table, table, whole)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """Columns of the basis."""
+        return self.moves.shape[1]
 
     def place(self, client: int) -> int | None:
         """The row of a client, if it is known."""
         found = (self.ids == client).nonzero()
         return int(found[0, 0]) if len(found) else None
 
-    def told(
-        self,
-        client: int,
-        examples: int,
-        round_number: int,
-        loss: float | None,
-        update: Tensor,
-        matrix: Tensor | None,
-        moment: Tensor | None = None,
-    ) -> Quadratics:
-        """With a client's news in the place of what it told before; without a matrix, with the one it told before.
+    def told(self, *news: News) -> Quadratics:
+        """With clients' news in the place of what they told before."""
+        fresh = {one.client: one for one in news}
+        stay = [place for place, client in enumerate(self.ids.tolist()) if client not in fresh]
+        rows = [self._row(one) for one in fresh.values()]
+        ids = torch.tensor([*self.ids[stay].tolist(), *fresh], dtype=torch.int64)
+        order = torch.argsort(ids)
 
-        The update is from the present model. A client's first row without a matrix has no curvature at all.
-        """
-        size, place = self.matrices.shape[1], self.place(client)
-        like = self.updates
-        if matrix is None and place is not None:
+        def joined(name: str) -> Tensor:
+            before: Tensor = getattr(self, name)
+            return torch.cat([before[stay], *(row[name][None].to(before) for row in rows)])[order]
+
+        names = [f.name for f in fields(self) if f.name not in ("ids", "merged")]
+        after = Quadratics(ids[order], **{name: joined(name) for name in names}, merged=self.merged)
+        return after._recalled([client for client in fresh if client in self.merged.tolist()])
+
+    def _row(self, one: News) -> dict[str, Tensor]:
+        size, place, like = self.size, self.place(one.client), self.moves
+        matrix, known, told = one.matrix, like.new_ones(size), one.round_number
+        if matrix is None and place is not None:  # as it told before
             matrix, known, told = self.matrices[place], self.known[place], int(self.rounds[place])
         elif matrix is None:
             matrix, known, told = like.new_zeros(size, size), like.new_zeros(size), UNTOLD
-        else:
-            known, told = like.new_ones(size), round_number
-        row = {
-            "ids": torch.tensor(client), "examples": torch.tensor(examples), "rounds": torch.tensor(told),
-            "losses": like.new_tensor(float("nan") if loss is None else loss), "updates": update,
-            "matrices": matrix, "moments": like.new_zeros(size) if moment is None else moment,
-            "moves": like.new_zeros(size), "known": known,
+        return {
+            "examples": torch.tensor(one.examples), "rounds": torch.tensor(told),
+            "losses": like.new_tensor(math.nan if one.loss is None else one.loss), "updates": one.update,
+            "matrices": matrix, "moments": like.new_zeros(size) if one.moment is None else one.moment,
+            "moves": like.new_zeros(size) if one.moves is None else one.moves, "known": known,
         }  # fmt: skip
-        before = int((self.ids < client).sum())
-        after = before + (place is not None)
 
-        def with_row(name: str) -> Tensor:
-            rows: Tensor = getattr(self, name)
-            return torch.cat([rows[:before], row[name][None].to(rows), rows[after:]])
+    def _recalled(self, clients: Sequence[int]) -> Quadratics:
+        """After some of those who were merged have come back: what is left counts for the others."""
+        place = self.place(OTHERS)
+        if not clients or place is None:
+            return self
+        examples = self.examples.clone()
+        examples[place] -= sum(int(self.examples[self.place(client)]) for client in clients)
+        left = self.merged[~torch.isin(self.merged, torch.tensor(list(clients)))]
+        after = replace(self, examples=examples, merged=left)
+        return after if len(left) and int(examples[place]) > 0 else after.without([OTHERS])
 
-        return Quadratics(**{f.name: with_row(f.name) for f in fields(self)})
+    def within(self, limit: int | None, basis: Basis, now: int) -> Quadratics:
+        """At most so many rows: those seen longest ago become one, at the present model."""
+        if limit is None or len(self) <= limit:
+            return self
+        rows = sorted(
+            range(len(self)), key=lambda i: (int(self.ids[i]) != OTHERS, int(self.rounds[i]), int(self.ids[i]))
+        )
+        old = sorted(rows[: len(self) - limit + 1])
+        part = self._at(torch.tensor(old))
+        weights = part.weights(now)
+        update, _ = part.pull(basis, weights, trained=False)
+        w = weights.to(part.moves)
+        one = {
+            "ids": torch.tensor(OTHERS), "examples": part.examples.sum(), "rounds": part.rounds.max(),
+            "losses": (w * part.predicted(basis)).sum(), "updates": update, "matrices": _mean(w, part.matrices),
+            "moments": w @ part.moments, "moves": torch.zeros_like(part.moves[0]), "known": w @ part.known,
+        }  # fmt: skip
+        stay = self._at(torch.tensor([i for i in range(len(self)) if i not in old], dtype=torch.int64))
+        gone = [client for client in part.ids.tolist() if client != OTHERS]
+        joined = {
+            name: torch.cat([row[None].to(getattr(self, name)), getattr(stay, name)]) for name, row in one.items()
+        }
+        return Quadratics(**joined, merged=torch.tensor(sorted([*self.merged.tolist(), *gone]), dtype=torch.int64))
+
+    def _at(self, places: Tensor) -> Quadratics:
+        """Some of the rows."""
+        names = [f.name for f in fields(self) if f.name != "merged"]
+        return Quadratics(**{name: getattr(self, name)[places] for name in names}, merged=self.merged)
 
     def without(self, clients: Sequence[int]) -> Quadratics:
         """Without clients that have left for good."""
         stay = ~torch.isin(self.ids, torch.tensor(list(clients), dtype=self.ids.dtype))
-        return Quadratics(**{f.name: getattr(self, f.name)[stay] for f in fields(self)})
+        return self._at(stay.nonzero()[:, 0])
+
+    def since(self, round_number: int) -> Quadratics:
+        """Without those who told their curvature before a round; those of a warm-up stay."""
+        stay = (self.rounds >= round_number) | (self.rounds == UNTOLD) | (self.ids == OTHERS)
+        return self._at(stay.nonzero()[:, 0])
 
     def widened(self, size: int) -> Quadratics:
         """In a basis with more columns, of which these clients have told nothing."""
-        extra = size - self.matrices.shape[1]
+        extra = size - self.size
         pad = torch.nn.functional.pad
         return replace(
             self, matrices=pad(self.matrices, (0, extra, 0, extra)), moments=pad(self.moments, (0, extra)),
@@ -116,9 +190,12 @@ class Quadratics:
 
     def turned(self, turn: Tensor, gram: Tensor) -> Quadratics:
         r"""In the basis $Q R$, where $Q^\top Q$ was `gram`."""
-        R = turn.to(self.matrices)
+        R = turn.to(self.moves)
+        matrices = self.matrices.new_empty(len(self), R.shape[1], R.shape[1])
+        for after, before in zip(matrices, self.matrices, strict=True):
+            after.copy_(R.T @ before.to(R) @ R)
         return replace(
-            self, matrices=R.T @ self.matrices @ R, moments=self.moments @ R, moves=self.moves @ (gram.to(R) @ R),
+            self, matrices=matrices, moments=self.moments @ R, moves=self.moves @ (gram.to(R) @ R),
             known=(self.known @ R.square()).clamp(0, 1),
         )  # fmt: skip
 
@@ -137,11 +214,14 @@ class Quadratics:
 
         Of clients that send gradients the moment is empty, and the update their mean gradient's opposite.
         """
-        w = weights.to(self.updates)
-        bent = torch.einsum("m,mkl,ml->k", w, self.matrices, self.moves)
+        w = weights.to(self.moves)
+        bent = torch.zeros_like(self.moves[0])
+        for share, matrix, move in zip(w, self.matrices, self.moves, strict=True):
+            bent.add_(share * (matrix.to(move) @ move))
+        update, columns = _mean(w, self.updates), basis.columns.to(bent)
         if not trained:
-            return w @ self.updates - basis.columns.to(bent) @ bent, bent.new_zeros(0)
-        return w @ self.updates - basis.columns.to(bent) @ (w @ self.moves), w @ self.moments - bent
+            return update - columns @ bent, bent.new_zeros(0)
+        return update - columns @ (w @ self.moves), w @ self.moments - bent
 
     def curvature(self, weights: Tensor) -> Tensor:
         r"""The mean curvature (k x k, double precision).
@@ -149,17 +229,18 @@ class Quadratics:
         Columns that only some clients know would look flat: $D^{-1/2} (\sum_m w_m S_m) D^{-1/2}$ with the share of the
         clients that know a column on the diagonal of D takes the mean, on the diagonal, of those who know.
         """
-        w = weights.to(self.matrices)
-        total = torch.einsum("m,mkl->kl", w, self.matrices).double()
+        w = weights.to(self.moves)
+        total = _mean(w, self.matrices).double()
         share = (w @ self.known).double()
         scale = torch.where(share > 0, share.clamp(min=1e-12).rsqrt(), 0.0)
         return scale[:, None] * total * scale[None, :]
 
     def predicted(self, basis: Basis) -> Tensor:
         """Each client's loss at the present model, as its quadratic has it (M); NaN where it never told one."""
-        inside = self.updates @ basis.columns.to(self.updates)
-        bend = torch.einsum("mk,mkl,ml->m", self.moves, self.matrices, self.moves)
-        return self.losses - (inside * self.moves).sum(dim=1) + bend / 2
+        columns, found = basis.columns.to(self.moves), []
+        for loss, update, matrix, move in zip(self.losses, self.updates, self.matrices, self.moves, strict=True):
+            found.append(loss - update.to(move) @ (columns @ move) + move @ (matrix.to(move) @ move) / 2)
+        return torch.stack(found) if found else self.losses
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
@@ -169,3 +250,11 @@ class Quadratics:
     def of(cls, tensors: Mapping[str, Tensor]) -> Quadratics:
         """What `tensors` gave."""
         return cls(**{f.name: tensors[f.name] for f in fields(cls)})
+
+
+def _mean(weights: Tensor, rows: Tensor) -> Tensor:
+    """A weighted sum of rows, one after the other: of rows in low precision no copy is made."""
+    total = torch.zeros(rows.shape[1:], dtype=weights.dtype, device=weights.device)
+    for weight, row in zip(weights.tolist(), rows, strict=True):
+        total.add_(row.to(total), alpha=weight)
+    return total

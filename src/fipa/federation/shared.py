@@ -23,7 +23,7 @@ from fipa.errors import Diverged, FipaError, SketchError
 from fipa.federation.basis import ROOM, Basis, new_columns
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.messages import Curve, Late, Reply
-from fipa.federation.quadratics import Quadratics
+from fipa.federation.quadratics import News, Quadratics
 from fipa.federation.trust import TrustRegion
 from fipa.layout import Layout
 from fipa.linalg import aligned
@@ -129,9 +129,11 @@ class SharedStep:
     def _seeded(self) -> Shared:
         """With the last updates of a warm-up as directions, and as gradients of clients that nobody has asked yet."""
         basis, seen = Basis.empty(len(self.theta)), self.round.state.seen
-        clients = Quadratics.none(self.theta)
-        for client, (examples, gradient) in sorted(seen.items()) if not self.trains else ():
-            clients = clients.told(client, examples, 0, None, -gradient, None)
+        kept = torch.bfloat16 if self.rule.memory.precision == "bfloat16" else None
+        clients = Quadratics.none(self.theta, kept)
+        if not self.trains:
+            rows = [News(client, examples, 0, -gradient) for client, (examples, gradient) in sorted(seen.items())]
+            clients = clients.told(*rows)
         if seen:
             directions = [gradient for _, (_, gradient) in sorted(seen.items())]
             basis = basis.widened(directions, self._generator("seed"), self.rule.columns)
@@ -159,7 +161,7 @@ class SharedStep:
         memory, rule = self.memory, self.rule
         most = min(len(directions), rule.columns, rule.directions or rule.columns)
         new = new_columns(memory.basis.columns, directions, most).shape[1]
-        memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.discount))
+        memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.memory.discount))
         self.memory = memory.widened(memory.basis.widened(directions, self._generator("mix"), most))
 
     def _curvatures(self) -> Conversation[None]:
@@ -170,39 +172,37 @@ class SharedStep:
         question = Curve(self.theta, memory.basis, plan, memory.holds, deltas)
         answers = yield from self.round.ask(list(self.replies), question)
         holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
-        basis, told = memory.basis.columns.to(self.theta), memory.clients
+        basis, news = memory.basis.columns.to(self.theta), []
         for client, reply in self.replies.items():
-            matrix, moment = None, None
+            one = News(client, reply.update.num_examples, k, _flat(reply.update), reply.loss)
             if client in answers.values:
                 try:
                     summary = BasisCurvature.unpacked(aligned(answers.values[client]), basis, self._layout)
                 except SketchError as error:
                     self.round.say(client, f"refused: its curvature {error}")
                     continue
-                matrix, moment = summary.matrix, summary.moment if self.trains else None
+                one = replace(one, matrix=summary.matrix, moment=summary.moment if self.trains else None)
             elif self.trains:
                 continue  # without curvature nobody knows what its update is worth
-            update = _flat(reply.update)
-            told = told.told(client, reply.update.num_examples, k, reply.loss, update, matrix, moment)
-        for one in self.late:
-            told = self._late(told, one)
-        self.memory = replace(memory, clients=told, holds=holds)
+            news.append(one)
+        clients = memory.clients.told(*(one for late in self.late for one in self._late(late)), *news)
+        settings = self.rule.memory
+        if settings.forget is not None:
+            clients = clients.since(k - settings.forget)
+        self.memory = replace(memory, clients=clients.within(settings.limit, memory.basis, k), holds=holds)
 
-    def _late(self, told: Quadratics, one: Late) -> Quadratics:
-        """A gradient of an earlier model, which has moved since."""
+    def _late(self, one: Late) -> list[News]:
+        """A gradient of an earlier model, which has moved since; nothing if nobody knows any more by how much."""
         client, moved = one.update.client_id, self.memory.trail.get(one.sent)
         assert isinstance(client, int)
         if moved is None or self.trains:
-            return told
-        told = told.told(client, one.update.num_examples, one.sent, None, _flat(one.update), None)
-        moves = told.moves.clone()
-        moves[told.place(client)] = moved
-        return replace(told, moves=moves)
+            return []
+        return [News(client, one.update.num_examples, one.sent, _flat(one.update), moves=moved)]
 
     def _pooled(self) -> ClientUpdate:
         """All clients as one, at the present model."""
         memory, rule = self.memory, self.rule
-        weights = memory.clients.weights(self.round.k, rule.discount)
+        weights = memory.clients.weights(self.round.k, rule.memory.discount)
         update, moment = memory.clients.pull(memory.basis, weights, self.trains)
         matrix = memory.clients.curvature(weights)
         basis = memory.basis.columns.to(self.theta)
