@@ -23,6 +23,14 @@ def test_the_radius_follows_what_came_true(ratio: float, full: bool, expected: f
     assert TrustRegion().adapted(1.0, ratio, full) == expected
 
 
+def test_news_of_many_rounds_count_as_one_in_so_many() -> None:
+    """Else a radius that was too large once would be halved until the last client who saw it is back."""
+    radius = 1.0
+    for _ in range(20):
+        radius = TrustRegion().adapted(radius, 0.0, True, age=20)
+    assert radius == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("settings", [{"initial": 0.0}, {"bad": 0.8}, {"trials": 0}])
 def test_settings_that_make_no_sense(settings: dict[str, float]) -> None:
     with pytest.raises(FipaError, match="trust region"):

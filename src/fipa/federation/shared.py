@@ -113,11 +113,11 @@ class SharedStep:
 
     def run(self) -> Conversation[Outcome]:
         """Widen the basis, ask for curvatures, remember, and step."""
-        radius, ratio = self.round.state.control_value, self._foretold()
+        radius, (ratio, age) = self.round.state.control_value, self._foretold()
         self._widen()
         yield from self._curvatures()
         pooled = self._pooled()
-        outcome = yield from self._controlled(pooled, radius, ratio)
+        outcome = yield from self._controlled(pooled, radius, ratio, age)
         step = torch.zeros(len(self.memory.basis), dtype=self.theta.dtype)
         if outcome.result is not None:
             step = self.memory.basis.columns.to(self.theta).T @ (outcome.result.theta - self.theta)
@@ -139,12 +139,12 @@ class SharedStep:
             basis = basis.widened(directions, self._generator("seed"), self.rule.columns)
         return Shared(basis, clients.widened(len(basis)))
 
-    def _foretold(self) -> float:
-        """What the losses of those who came back fell by, divided by what their quadratics had foretold."""
+    def _foretold(self) -> tuple[float, float]:
+        """By how much losses of those who came back fell over what was foretold, and for how many rounds they were away."""
         clients, basis = self.memory.clients, self.memory.basis
-        if not len(clients) or self.trains:  # training goes elsewhere than down the quadratic
-            return math.nan
-        foretold, fell, expected = clients.predicted(basis), 0.0, 0.0
+        if self.trains:  # training goes elsewhere than down the quadratic
+            return math.nan, 1.0
+        foretold, fell, expected, ages = clients.predicted(basis), 0.0, 0.0, []
         for client, reply in self.replies.items():
             place = clients.place(client)
             if place is None or reply.loss is None or not math.isfinite(float(foretold[place])):
@@ -152,7 +152,8 @@ class SharedStep:
             before, weight = float(clients.losses[place]), reply.update.num_examples
             fell += weight * (before - reply.loss)
             expected += weight * (before - float(foretold[place]))
-        return fell / expected if expected > 0 else math.nan
+            ages.append(self.round.k - int(clients.rounds[place]))
+        return fell / expected if expected > 0 else math.nan, sum(ages) / max(1, len(ages))
 
     def _widen(self) -> None:
         directions: list[Tensor] = [_flat(reply.update) for reply in self.replies.values()]
@@ -212,7 +213,9 @@ class SharedStep:
         sketch = BasisCurvature(matrix.to(self.theta), moment, basis, self._layout)
         return ClientUpdate(update, int(memory.clients.examples.sum()), sketch)
 
-    def _controlled(self, pooled: ClientUpdate, radius: float | None, ratio: float) -> Conversation[Outcome]:
+    def _controlled(
+        self, pooled: ClientUpdate, radius: float | None, ratio: float, age: float
+    ) -> Conversation[Outcome]:
         """The step, judged by the clients where all of them are here."""
         control, rule = self.round.stage.control, self.rule
         apply = aggregator(self.theta, [pooled])
@@ -232,7 +235,7 @@ class SharedStep:
             )
         radius = control.initial * float(self.theta.norm()) if radius is None else radius
         if len(self.replies) < self.round.population:
-            radius = control.adapted(radius, ratio, self.memory.full_length)
+            radius = control.adapted(radius, ratio, self.memory.full_length, age)
             result = apply(replace(rule, radius=radius), {})
             return self.round.outcome(result, radius, 1, rule.damping, radius)
         return (yield from self._judged(control, apply, judges, pooled, radius))

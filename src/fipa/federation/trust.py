@@ -22,6 +22,7 @@ class TrustRegion:
         First radius as a share of the parameters' length.
     bad, good
         Below a $\rho$ of `bad` the radius is halved, above `good` it is doubled if the last step had its full length.
+        What clients tell that were away for n rounds is news of n steps, so it takes n rounds of them to do that.
     trials
         Most steps that are tried in one round, where all clients judge them.
     """
@@ -35,10 +36,11 @@ class TrustRegion:
         if not self.initial > 0 or not 0 <= self.bad < self.good or self.trials < 1:
             raise FipaError("trust region: initial must be positive, bad below good, and trials at least 1")
 
-    def adapted(self, radius: float, ratio: float, full_length: bool) -> float:
-        """The radius after a step, or after some clients have come back; NaN tells nothing."""
+    def adapted(self, radius: float, ratio: float, full_length: bool, age: float = 1.0) -> float:
+        """The radius after a step, or after clients have come back from `age` rounds ago; NaN tells nothing."""
+        factor = 2 ** (1 / max(age, 1.0))
         if math.isnan(ratio):
             return radius
         if ratio < self.bad:
-            return radius / 2
-        return 2 * radius if ratio > self.good and full_length else radius
+            return radius / factor
+        return factor * radius if ratio > self.good and full_length else radius
