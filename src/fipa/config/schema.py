@@ -126,8 +126,10 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     if stage.damping_decay is not None and not hasattr(rule, "damping"):
         raise ValueError(f"damping_decay: {rule.name} has no damping")
     local: Any = stage.local
-    if local.name == "gauss-newton" and (stage.adaptive_steps or stage.lr_scale is not None):
-        raise ValueError("gauss-newton clients take one step, without a learning rate: no adaptive_steps, no lr_scale")
+    if local.name in ("gauss-newton", "gradient") and (stage.adaptive_steps or stage.lr_scale not in (None, 1.0)):
+        raise ValueError(
+            f"{local.name} clients take one step, without a learning rate: no adaptive_steps, no lr_scale but 1.0"
+        )
     if (
         plan is not None
         and plan.makes.is_sum

@@ -140,7 +140,7 @@ class SharedStep:
         return Shared(basis, clients.widened(len(basis)))
 
     def _foretold(self) -> tuple[float, float]:
-        """By how much losses of those who came back fell over what was foretold, and for how many rounds they were away."""
+        """What the losses of those who came back fell by over what was foretold, and their mean absence in rounds."""
         clients, basis = self.memory.clients, self.memory.basis
         if self.trains:  # training goes elsewhere than down the quadratic
             return math.nan, 1.0
