@@ -26,6 +26,7 @@ RULES: dict[str, fipa.Rule] = {
     "fedyogi": fipa.FedYogi(),
     "fedadagrad": fipa.FedAdagrad(inner=fipa.FOOF()),
     "fedvarp": fipa.FedVARP(),
+    "lbfgs": fipa.LBFGS(),
     "private-fedavg": fipa.PrivateFedAvg(seed=3),
     "private-additive-fipa": fipa.PrivateAdditiveFIPA(noise=0.01, seed=3),
     "private-additive-fipa, without noise": fipa.PrivateAdditiveFIPA(noise=0.0, completed=False, seed=3),
