@@ -60,9 +60,11 @@ class BasisCurvature(CurvatureSummary):
     def problem(self, parameters: int) -> str | None:  # noqa: D102
         k = self.basis.shape[-1]
         problem = wrong_shape("basis", self.basis, (parameters, k)) or wrong_shape("matrix", self.matrix, (k, k))
-        if problem or len(self.moment) in (0, k):
-            return problem or _indefinite(self.matrix)
-        return wrong_shape("moment", self.moment, (k,))
+        if problem is None and self.moment.shape != (0,):
+            problem = wrong_shape("moment", self.moment, (k,))
+        if problem is None and _negative(self.matrix):
+            problem = f"sent {_negative(self.matrix)}"
+        return problem
 
     @classmethod
     def expected(  # noqa: D102
@@ -77,10 +79,12 @@ class BasisCurvature(CurvatureSummary):
         half = k * (k + 1) // 2
         if answer.shape not in ((half,), (half + k,)):
             raise SketchError(f"has {answer.numel()} numbers for a basis of {k} columns, expected {half} or {half + k}")
+        if not bool(answer.isfinite().all()):
+            raise SketchError("has NaN or infinity in it")
         summary = cls(unpack(answer[:half], k), answer[half:].clone(), basis, layout)
-        problem = _indefinite(summary.matrix)
+        problem = _negative(summary.matrix)
         if problem:
-            raise SketchError(problem)
+            raise SketchError(f"has {problem}")
         return summary
 
     def packed(self) -> Tensor:
@@ -142,6 +146,8 @@ def basis_curvature(
         like = operator.like
         if basis.dim() != 2 or len(basis) != layout.numel:
             raise SketchError(f"basis has shape {tuple(basis.shape)}, expected {layout.numel} rows: one per parameter")
+        if delta is not None and delta.numel() != layout.numel:
+            raise SketchError(f"delta has {delta.numel()} elements, expected {layout.numel}: one per parameter")
         seen = [basis.to(like)] if delta is None else [basis.to(like), delta.reshape(-1, 1).to(like)]
         product = operator.forward(torch.cat(seen, dim=1))
     k = basis.shape[1]
@@ -173,9 +179,9 @@ class BasisPlan(CurvaturePlan):
         )  # fmt: skip
 
 
-def _indefinite(matrix: Tensor) -> str | None:
-    """A sentence about a matrix that cannot be a curvature, or None; its eigenvalues are the server's to look at."""
+def _negative(matrix: Tensor) -> str | None:
+    """Words for a matrix that cannot be a curvature, or None; its eigenvalues are the server's to look at."""
     diagonal = matrix.diagonal()
     if len(diagonal) and bool(diagonal.min() < -_NEGATIVE * diagonal.abs().max()):
-        return f"sent a matrix with {float(diagonal.min()):.3g} on its diagonal: a curvature is not negative"
+        return f"a matrix with {float(diagonal.min()):.3g} on its diagonal: a curvature is not negative"
     return None
