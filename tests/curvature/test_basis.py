@@ -43,6 +43,7 @@ def check(one: Case, route: str) -> None:
 
 known = cache(case)  # the oracle takes longest
 
+
 @pytest.mark.parametrize("route", ["rows", "streamed", "matrix_free", "tight"])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_oracle_in_the_basis(name: str, route: str) -> None:
@@ -99,9 +100,7 @@ def test_a_basis_without_columns() -> None:
     for route in ROUTES:
         params = "4.*" if route == "linear_head" else None
         p = 15 if params else P
-        found = basis_curvature(
-            MODEL, X, basis=torch.zeros(p, 0), delta=randn(p), params=params, **ROUTES[route]
-        )
+        found = basis_curvature(MODEL, X, basis=torch.zeros(p, 0), delta=randn(p), params=params, **ROUTES[route])
         assert (found.matrix.shape, found.moment.shape) == ((0, 0), (0,))
         assert found.problem(p) is None
 
@@ -188,7 +187,7 @@ def test_an_answer_that_is_not_finite(place: int, bad: float) -> None:
 
 def test_a_negative_diagonal() -> None:
     answer = pack(torch.diag(torch.tensor([1.0, -0.01, 2.0])))
-    with pytest.raises(SketchError, match="has a matrix with -0.01 on its diagonal: a curvature is not negative"):
+    with pytest.raises(SketchError, match=r"has a matrix with -0\.01 on its diagonal: a curvature is not negative"):
         BasisCurvature.unpacked(answer, BASIS, LAYOUT)
     rounded = pack(torch.diag(torch.tensor([1.0, -1e-7, 2.0])))
     assert BasisCurvature.unpacked(rounded, BASIS, LAYOUT).matrix[1, 1] < 0

@@ -57,6 +57,7 @@ def outside(basis: Basis, vector: Tensor) -> float:
 # --- orthonormal ---
 
 
+@pytest.mark.long
 def test_orthonormal_after_a_thousand_rounds_and_the_same_in_every_copy() -> None:
     """Growth and turns with a limit of 24 columns; three clients that are away for 1, 7 and 150 rounds at a time."""
     generator, basis, worst = rng(5), Basis.empty(P), 0.0

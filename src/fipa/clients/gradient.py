@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fipa.clients.rule import LocalRule, LocalWork
+from fipa.curvature.modes import evaluation_mode
 from fipa.errors import FipaError
 
 
 @dataclass(frozen=True)
 class FullGradient(LocalRule):
-    r"""The update is $-g_m$, the negative gradient of the client's loss on all of its data.
+    r"""The update is $-g_m$, the negative gradient of the client's loss on all of its data, in eval mode.
 
     Parameters
     ----------
@@ -33,7 +34,8 @@ class FullGradient(LocalRule):
     def train(self, work: LocalWork) -> Tensor:  # noqa: D102
         thetas = work.theta.expand(len(work.clients), -1)
         varied = work.generators if self.augment else None
-        total = work.objective.gradients(thetas, None, varied)
-        for _ in range(self.passes - 1):
-            total = total + work.objective.gradients(thetas, None, varied)
+        with evaluation_mode(work.model):  # of the same function as the loss and the curvature: without dropout
+            total = work.objective.gradients(thetas, None, varied)
+            for _ in range(self.passes - 1):
+                total = total + work.objective.gradients(thetas, None, varied)
         return -total / self.passes

@@ -49,7 +49,7 @@ class Copies:
         place = self._file(mark)
         place.parent.mkdir(parents=True, exist_ok=True)
         partial = place.with_name(f"{place.name}.{os.getpid()}")
-        save_file({"columns": columns}, partial)
+        save_file({"columns": columns.contiguous()}, partial)
         os.replace(partial, place)
         self._delete(lambda path: path not in (place, self._file(besides)))
         limit = time.time() - OLD
