@@ -16,6 +16,7 @@ from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fedvarp import FedVARP
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
+from fipa.aggregation.lbfgs import LBFGS
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -25,11 +26,13 @@ from fipa.clients.client import Client
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.fedrcl import FedRCL
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.gradient import FullGradient
 from fipa.clients.moon import Moon
 from fipa.clients.registry import register as register_local_rule
 from fipa.clients.rule import LocalRule
 from fipa.clients.scaffold import Scaffold
 from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, additive_statistics, pool, random_test_matrix
+from fipa.curvature.basis import BasisCurvature, BasisPlan, basis_curvature
 from fipa.curvature.covariance import CovariancePlan, InputCovariance, input_covariance
 from fipa.curvature.diagonal import DiagonalCurvature, DiagonalPlan, diagonal_fisher
 from fipa.curvature.rank import RelativeThreshold, TraceShare
@@ -54,12 +57,15 @@ __version__ = "0.6.0"
 __all__ = [
     "FIPA",
     "FOOF",
+    "LBFGS",
     "SGD",
     "Adam",
     "AdditiveFIPA",
     "AdditivePlan",
     "AdditiveStatistics",
     "Arm",
+    "BasisCurvature",
+    "BasisPlan",
     "Client",
     "ClientUpdate",
     "Cohort",
@@ -84,6 +90,7 @@ __all__ = [
     "FedYogi",
     "Federation",
     "FipaError",
+    "FullGradient",
     "GaussNewton",
     "InputCovariance",
     "Layout",
@@ -114,6 +121,7 @@ __all__ = [
     "UpdateError",
     "additive_statistics",
     "aggregate",
+    "basis_curvature",
     "diagonal_fisher",
     "input_covariance",
     "models",

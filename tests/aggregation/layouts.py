@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fipa
+from fipa.aggregation.shared import SharedFIPA
 
 # By the names of the registry, with those settings that go another way.
 RULES: dict[str, fipa.Rule] = {
@@ -26,6 +27,9 @@ RULES: dict[str, fipa.Rule] = {
     "fedyogi": fipa.FedYogi(),
     "fedadagrad": fipa.FedAdagrad(inner=fipa.FOOF()),
     "fedvarp": fipa.FedVARP(),
+    "lbfgs": fipa.LBFGS(),
+    "shared-fipa": SharedFIPA(damping=0.3),
+    "shared-fipa, within a radius": SharedFIPA(radius=0.1),
     "private-fedavg": fipa.PrivateFedAvg(seed=3),
     "private-additive-fipa": fipa.PrivateAdditiveFIPA(noise=0.01, seed=3),
     "private-additive-fipa, without noise": fipa.PrivateAdditiveFIPA(noise=0.0, completed=False, seed=3),
@@ -102,6 +106,13 @@ def _curvature(
         return fipa.AdditiveStatistics(
             products, response[:, 0].clone(), delta, examples, 1, fipa.Layout(("w",), ((p,),))
         )
+    if isinstance(rule, SharedFIPA):
+        basis = fipa.random_test_matrix(p, 9, 1, delta.dtype)  # the same for all clients
+        inside = factor.T @ torch.linalg.qr(basis).Q
+        matrix = inside.T @ (values[:, None] * inside)
+        moment = delta.new_zeros(0) if rule.radius else matrix @ delta[:9]
+        matrix = (matrix + matrix.T) / 2
+        return fipa.BasisCurvature(matrix, moment, torch.linalg.qr(basis).Q, fipa.Layout(("w",), ((p,),)))
     if isinstance(rule, fipa.DiagonalFisher):
         return fipa.DiagonalCurvature(factor.square().sum(1), fipa.Layout(("w",), ((p,),)))
     if isinstance(rule, fipa.FOOF):

@@ -17,6 +17,7 @@ from fipa import FipaError
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.fedrcl import FedRCL
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.gradient import FullGradient
 from fipa.clients.moon import Moon
 from fipa.clients.registry import LOCAL_RULES, decode_rule, encode_rule, register
 from fipa.clients.rule import LocalRule
@@ -32,6 +33,7 @@ RULES = [
     Moon(lr=0.1, steps=1, weight=2.0, levels=("head", "body.3")),
     FedRCL(lr=0.1, steps=1, kind="supervised", pairs="least", levels=("relu",)),
     GaussNewton(damping=0.1, cutoff=1e-9),
+    FullGradient(augment=True),
 ]
 
 

@@ -12,7 +12,9 @@ from federation.cases import DOUBLE, lines, numbers
 import fipa
 from fipa import Layout, SketchError, TraceShare, random_test_matrix
 from fipa.aggregation.rule import plan_for
+from fipa.aggregation.shared import SharedFIPA
 from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.basis import BasisPlan
 from fipa.curvature.covariance import CovariancePlan
 from fipa.curvature.diagonal import DiagonalPlan
 from fipa.curvature.sketch import SketchPlan
@@ -100,7 +102,8 @@ def test_a_server_may_want_fewer_eigenpairs(rank: object, limit: int | None, mos
         (fipa.FedAvg(), None), (fipa.PrivateFedAvg(), None), (fipa.FIPA(0.1), SketchPlan()),
         (fipa.CompletedFIPA(), SketchPlan()), (fipa.AdditiveFIPA(), AdditivePlan()),
         (fipa.PrivateAdditiveFIPA(), AdditivePlan()), (fipa.DiagonalFisher(), DiagonalPlan()),
-        (fipa.FOOF(), CovariancePlan()), (fipa.FedAdam(), None), (fipa.FedAdam(inner=fipa.FIPA()), SketchPlan()),
+        (fipa.FOOF(), CovariancePlan()), (SharedFIPA(), BasisPlan()),
+        (fipa.LBFGS(), None), (fipa.FedAdam(), None), (fipa.FedAdam(inner=fipa.FIPA()), SketchPlan()),
         (fipa.FedAvgM(inner=fipa.FedYogi(inner=fipa.FOOF())), CovariancePlan()), (lambda cohort, state: None, None),
     ],
 )  # fmt: skip

@@ -135,7 +135,7 @@ def shipped(kind: str) -> tuple[CurvaturePlan, CurvatureSummary]:
     return plan, plan.compute(model, layout, client, fipa.Occasion(1, 11, delta))
 
 
-@pytest.mark.parametrize("kind", [plan.makes.kind for plan in SHIPPED])
+@pytest.mark.parametrize("kind", [kind for kind in PLANS if kind != "basis"])  # that one answers a second question
 def test_restored_from_what_is_sent(kind: str) -> None:
     plan, one = shipped(kind)
     sent, about = one.sent(), json.loads(json.dumps(one.about()))

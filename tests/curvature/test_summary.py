@@ -88,6 +88,9 @@ def kinds():
         "Sketch": fipa.sketch(model, x, "mse", rank=4),
         "DiagonalCurvature": fipa.diagonal_fisher(model, x, "mse"),
         "InputCovariance": fipa.input_covariance(model, x),
+        "BasisCurvature": fipa.basis_curvature(
+            model, x, "mse", delta=delta, basis=torch.linalg.qr(randn(59, 4, seed=3)).Q
+        ),
         "AdditiveStatistics": fipa.additive_statistics(
             model, x, "mse", delta=delta, width=6, test_seed=1, num_examples=5
         ),
@@ -98,6 +101,7 @@ def kinds():
 SIZES = {
     "Sketch": 59 * 4 + 4,
     "DiagonalCurvature": 59,
+    "BasisCurvature": 59 * 4 + 4 * 4 + 4,
     "InputCovariance": 4 * 4 + 6 * 6 + 5 * 5,
     "AdditiveStatistics": 59 * 6 + 59 + 59,
     "Confidence": 1,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from federation.cases import START, numbers, run, stage
 from federation.test_control import Script
-from fipa import FIPA, FedAvg, FipaError
+from fipa import FIPA, LBFGS, FedAvg, FipaError, FullGradient
 from fipa.federation.control import StepControl, Trial
 
 BEST = StepControl(adapt="step", select="best", caution=2.0, trials=5)
@@ -57,3 +59,31 @@ def test_damping_grows_from_its_initial_value() -> None:
 def test_acceleration_goes_with_the_first_trial_only() -> None:
     with pytest.raises(FipaError, match="acceleration goes with select"):
         StepControl(select="best", acceleration=0.75)
+
+
+# --- with a rule that remembers ---
+
+
+def test_gradients_and_step_control_alone_find_the_minimum() -> None:
+    """L-BFGS: its state is that of the trial that was taken, whose change is in it."""
+    best = StepControl(adapt="step", select="best", caution=2.0)
+    found = run(stage(LBFGS(step=2.0), FullGradient(), rounds=12, control=best))
+    clients, theta = numbers(), np.array(START)
+    for after, record in found:
+        if record["accepted"]:
+            np.testing.assert_allclose(after.rule_state["change"].numpy(), after.theta.numpy() - theta, atol=1e-12)
+        theta = after.theta.numpy()
+    H = sum(c.n * c.curvature for c in clients)
+    expected = theta - np.linalg.solve(H, sum(c.n * c.gradient(theta) for c in clients))
+    np.testing.assert_allclose(theta, expected, rtol=0, atol=1e-6)
+    assert any(record["step"] != 2.0 for _, record in found)
+
+
+def test_a_round_without_a_step_leaves_the_state_as_it_was() -> None:
+    """The one trial is far too long."""
+    once = StepControl(adapt="step", select="best", trials=1)
+    first, second = run(stage(LBFGS(first=1e6), FullGradient(), rounds=2, control=once))
+    for after, record in (first, second):
+        assert not record["accepted"]
+        assert after.rule_state == {}
+        assert after.theta.tolist() == list(START)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fipa.clients.rule import LocalRule, LocalWork
+from fipa.curvature.modes import evaluation_mode
 
 
 @dataclass(frozen=True)
 class FullGradient(LocalRule):
-    r"""The update is $-g_m$, the negative gradient of the client's loss on all of its data.
+    r"""The update is $-g_m$, the negative gradient of the client's loss on all of its data, in eval mode.
 
     Parameters
     ----------
@@ -29,4 +30,5 @@ class FullGradient(LocalRule):
 
     def train(self, work: LocalWork) -> Tensor:  # noqa: D102
         objective = work.objective.varied(work.generators) if self.augment else work.objective
-        return -objective.gradients(work.theta.expand(len(work.clients), -1))
+        with evaluation_mode(work.model):  # of the same function as the loss and the curvature: without dropout
+            return -objective.gradients(work.theta.expand(len(work.clients), -1))

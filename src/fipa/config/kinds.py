@@ -18,6 +18,7 @@ from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fedvarp import FedVARP
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
+from fipa.aggregation.lbfgs import LBFGS
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.shared import ClientMemory, SharedFIPA
@@ -43,6 +44,7 @@ RULES: dict[str, type] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
     "fedvarp": FedVARP,
+    "lbfgs": LBFGS,
     "shared-fipa": SharedFIPA,
     "private-fedavg": PrivateFedAvg,
     "private-additive-fipa": PrivateAdditiveFIPA,

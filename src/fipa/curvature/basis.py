@@ -61,9 +61,11 @@ class BasisCurvature(CurvatureSummary):
     def flaw(self, parameters: int) -> str | None:  # noqa: D102
         k = self.basis.shape[-1]
         flaw = wrong_shape("basis", self.basis, (parameters, k)) or wrong_shape("matrix", self.matrix, (k, k))
-        if flaw or len(self.moment) in (0, k):
-            return flaw or _indefinite(self.matrix)
-        return wrong_shape("moment", self.moment, (k,))
+        if flaw is None and self.moment.shape != (0,):
+            flaw = wrong_shape("moment", self.moment, (k,))
+        if flaw is None and _negative(self.matrix):
+            flaw = f"sent {_negative(self.matrix)}"
+        return flaw
 
     @classmethod
     def expected(  # noqa: D102
@@ -78,10 +80,12 @@ class BasisCurvature(CurvatureSummary):
         half = k * (k + 1) // 2
         if answer.shape not in ((half,), (half + k,)):
             raise SketchError(f"has {answer.numel()} numbers for a basis of {k} columns, expected {half} or {half + k}")
+        if not bool(answer.isfinite().all()):
+            raise SketchError("has NaN or infinity in it")
         summary = cls(unpack(answer[:half], k), answer[half:].clone(), basis, layout)
-        flaw = _indefinite(summary.matrix)
+        flaw = _negative(summary.matrix)
         if flaw:
-            raise SketchError(flaw)
+            raise SketchError(f"has {flaw}")
         return summary
 
     def packed(self) -> Tensor:
@@ -135,6 +139,8 @@ def basis_curvature(
         like = operator.like
         if basis.dim() != 2 or len(basis) != layout.numel:
             raise SketchError(f"basis has shape {tuple(basis.shape)}, expected {layout.numel} rows: one per parameter")
+        if delta is not None and delta.numel() != layout.numel:
+            raise SketchError(f"delta has {delta.numel()} elements, expected {layout.numel}: one per parameter")
         seen = [basis.to(like)] if delta is None else [basis.to(like), delta.reshape(-1, 1).to(like)]
         product = operator.forward(torch.cat(seen, dim=1))
     k = basis.shape[1]
@@ -164,9 +170,9 @@ class BasisPlan(SampledPlan):
         )  # fmt: skip
 
 
-def _indefinite(matrix: Tensor) -> str | None:
-    """A sentence about a matrix that cannot be a curvature, or None; its eigenvalues are the server's to look at."""
+def _negative(matrix: Tensor) -> str | None:
+    """Words for a matrix that cannot be a curvature, or None; its eigenvalues are the server's to look at."""
     diagonal = matrix.diagonal()
     if len(diagonal) and bool(diagonal.min() < -_NEGATIVE * diagonal.abs().max()):
-        return f"sent a matrix with {float(diagonal.min()):.3g} on its diagonal: a curvature is not negative"
+        return f"a matrix with {float(diagonal.min()):.3g} on its diagonal: a curvature is not negative"
     return None

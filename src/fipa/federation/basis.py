@@ -112,12 +112,12 @@ class Basis:
         r"""To the `keep` leading eigenvectors of a curvature $Q^\top H Q$ (k x k), orthonormal again on the way."""
         values, vectors = torch.linalg.eigh(_symmetric(self.gram()))
         root = (vectors / values.sqrt()) @ vectors.T
-        _, vectors = eigh(_symmetric(root @ curvature.double() @ root))
+        _, vectors = eigh(_symmetric(root @ aligned(curvature).double() @ root))
         return Move(aligned(_on_grid(root @ vectors.flip(1)[:, :keep], FINE)), turns=True)
 
     def gram(self) -> Tensor:
         r"""$Q^\top Q$ in double precision."""
-        wide = self.columns.double()
+        wide = aligned(self.columns).double()
         return wide.T @ wide
 
     def tensors(self) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ class Basis:
 
 def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None = None) -> Tensor:
     """Orthonormal columns (p x n, double precision) for what directions add to the span of the others."""
-    wide = columns.double()
+    wide = aligned(columns).double()
     given = torch.stack([direction.double() for direction in directions], dim=1)
     lengths = torch.linalg.vector_norm(given, dim=0)
     given = given[:, lengths > 0] / lengths[lengths > 0]

@@ -179,6 +179,8 @@ class SharedStep:
             if client in answers.values:
                 try:
                     summary = BasisCurvature.unpacked(aligned(answers.values[client]), basis, self._layout)
+                    if self.trains != (len(summary.moment) > 0):
+                        raise SketchError(f"has {len(summary.moment)} numbers of a moment")
                 except SketchError as error:
                     self.round.say(client, f"refused: its curvature {error}")
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -41,20 +42,21 @@ class Copies:
             columns = load_file(self._file(mark))["columns"]
         except (FileNotFoundError, SafetensorError, KeyError):
             return None
-        return columns if mark_of(columns) == mark else None
+        return columns if len(columns) == parameters and mark_of(columns) == mark else None
 
     def save(self, columns: Tensor, mark: str, besides: str) -> None:
         """Keep a copy, in one step, and the one that it came from; delete all others."""
         place = self._file(mark)
         place.parent.mkdir(parents=True, exist_ok=True)
         partial = place.with_name(f"{place.name}.{os.getpid()}")
-        save_file({"columns": columns}, partial)
+        save_file({"columns": columns.contiguous()}, partial)
         os.replace(partial, place)
         self._delete(lambda path: path not in (place, self._file(besides)))
         limit = time.time() - OLD
-        for path in folder().glob("*.safetensors"):
-            if path.stat().st_mtime < limit:
-                path.unlink(missing_ok=True)
+        for path in folder().glob("*.safetensors*"):  # partial ones of processes that were killed, too
+            with contextlib.suppress(FileNotFoundError):  # other clients on this machine look for old ones as well
+                if path.stat().st_mtime < limit:
+                    path.unlink()
 
     def clear(self) -> None:
         """Delete all copies of this client."""

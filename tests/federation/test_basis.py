@@ -1,0 +1,327 @@
+"""The shared basis: orthonormal for good, the same bits in every copy, and nobody's direction in it as it was."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from aggregation.layouts import FORMS
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fipa.errors import FipaError
+from fipa.federation.basis import FINE, GRID, NEWS, Basis, Move, follow, mark_of, new_columns
+
+P = 300
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=rng(seed), dtype=dtype)
+
+
+def directions(count: int, seed: int = 1, parameters: int = P) -> list[Tensor]:
+    return list(randn(count, parameters, seed=seed))
+
+
+def basis_of(count: int, seed: int = 1, parameters: int = P) -> Basis:
+    return Basis.empty(parameters).widened(directions(count, seed, parameters), rng(seed))
+
+
+def spd(size: int, seed: int = 1) -> Tensor:
+    rows = randn(2 * size, size, seed=seed, dtype=torch.float64)
+    return rows.T @ rows
+
+
+def skewness(columns: Tensor) -> float:
+    """The largest entry of Q^T Q - I."""
+    wide = columns.double()
+    return float((wide.T @ wide - torch.eye(wide.shape[1], dtype=torch.float64)).abs().max()) if wide.numel() else 0.0
+
+
+def outside(basis: Basis, vector: Tensor) -> float:
+    """The share of a vector's length that lies outside of the span, by least squares."""
+    wide, v = basis.columns.double(), vector.double()
+    solution = torch.linalg.lstsq(wide, v[:, None]).solution
+    return float((v - (wide @ solution)[:, 0]).norm() / v.norm())
+
+
+# --- orthonormal ---
+
+
+@pytest.mark.long
+def test_orthonormal_after_a_thousand_rounds_and_the_same_in_every_copy() -> None:
+    """Growth and turns with a limit of 24 columns; three clients that are away for 1, 7 and 150 rounds at a time."""
+    generator, basis, worst = rng(5), Basis.empty(P), 0.0
+    drift = torch.randn(P, generator=generator)
+    copies = dict.fromkeys((1, 7, 150), basis)
+    for k in range(1, 1001):
+        drift = drift + 0.1 * torch.randn(P, generator=generator)  # gradients resemble those of the round before
+        if len(basis) + 2 > 24:
+            basis = basis.moved(basis.turn(spd(len(basis), seed=k), keep=18))
+        basis = basis.widened([drift + 0.3 * torch.randn(P, generator=generator) for _ in range(2)], generator)
+        worst = max(worst, skewness(basis.columns))
+        copies |= {every: brought(copy, basis) for every, copy in copies.items() if k % every == 0}
+    assert worst < 1e-6
+    assert len(basis) > 18
+    assert basis.version > 1200
+    for copy in copies.values():
+        assert torch.equal(brought(copy, basis).columns, basis.columns)
+
+
+def brought(copy: Basis, basis: Basis) -> Basis:
+    """A client's copy after the news, from where these begin: its own, or nothing."""
+    moves = basis.news(copy.version)
+    known = copy.columns if not moves or moves[0].mark == copy.mark else copy.columns[:, :0]
+    columns = follow(known, moves)
+    assert mark_of(columns) == basis.mark
+    return Basis(columns, basis.version)
+
+
+def test_single_precision_holds_all_digits() -> None:
+    """Q^T Q in float32, as those compute who use it."""
+    basis = basis_of(200)
+    assert basis.columns.dtype == torch.float32
+    assert float((basis.columns.T @ basis.columns - torch.eye(200)).abs().max()) < 1e-6
+
+
+def test_a_turn_makes_it_orthonormal_again() -> None:
+    bent = torch.round((basis_of(20).columns.double() + 1e-4 * randn(P, 20, seed=3)) * GRID) / GRID
+    basis = Basis(bent.float())
+    assert skewness(basis.columns) > 1e-4
+    assert skewness(basis.moved(basis.turn(spd(20), keep=20)).columns) < 1e-6
+
+
+def test_a_turn_keeps_the_leading_eigenvectors() -> None:
+    basis, S = basis_of(12), spd(12)
+    move = basis.turn(S, keep=5)
+    R, values = move.tensor, torch.linalg.eigvalsh(S).flip(0)
+    torch.testing.assert_close(R.T @ S @ R, values[:5].diag(), rtol=1e-5, atol=1e-5)
+    turned = basis.moved(move)
+    assert len(turned) == 5
+    torch.testing.assert_close(turned.columns.double(), basis.columns.double() @ R, rtol=0, atol=2 / GRID)
+    assert all(outside(basis, column) < 1e-6 for column in turned.columns.T)
+
+
+# --- the same bits ---
+
+
+def on_grid(tensor: Tensor, steps: float) -> bool:
+    scaled = tensor.double() * steps
+    return torch.equal(scaled, scaled.round())
+
+
+def products(a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    """One matrix product, summed in several orders."""
+    order = torch.randperm(a.shape[1], generator=rng(8))
+    parts = [a[:, i : i + 7] @ b[i : i + 7] for i in range(0, a.shape[1], 7)]
+    one_by_one = torch.zeros(len(a), b.shape[1], dtype=torch.float64)
+    for i in order.tolist():
+        one_by_one += torch.outer(a[:, i], b[i])
+    return {
+        "as it is": a @ b,
+        "transposed": (b.T.contiguous() @ a.T.contiguous()).T,
+        "permuted": a[:, order] @ b[order],
+        "einsum": torch.einsum("ik,kj->ij", a, b),
+        "in chunks": sum(parts, torch.zeros_like(one_by_one)),
+        "chunks backwards": sum(reversed(parts), torch.zeros_like(one_by_one)),
+        "one by one": one_by_one,
+        "summed exactly": torch.tensor(
+            [[math.fsum((row * column).tolist()) for column in b.T] for row in a], dtype=torch.float64
+        ),
+    }
+
+
+@pytest.mark.parametrize(("parameters", "size"), [(60, 40), (40, 40), (200, 11)])
+def test_a_turn_is_exact_in_whatever_order_it_is_summed(parameters: int, size: int) -> None:
+    """Of square bases too, whose rows are as long as rows can be."""
+    basis = basis_of(size, parameters=parameters)
+    move = basis.turn(spd(size), keep=size)
+    assert on_grid(basis.columns, GRID)
+    assert on_grid(move.tensor, FINE)
+    found = products(basis.columns.double(), move.tensor)
+    assert [name for name, one in found.items() if not torch.equal(one, found["as it is"])] == []
+    rounded = (found["as it is"] * GRID).round() / GRID
+    assert torch.equal(basis.moved(move).columns.double(), rounded)
+
+
+def test_off_the_grid_the_order_matters() -> None:
+    """So the test above can fail."""
+    a, b = randn(60, 40, dtype=torch.float64), randn(40, 40, seed=2, dtype=torch.float64)
+    found = products(a, b)
+    assert any(not torch.equal(one, found["as it is"]) for one in found.values())
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_the_same_bits_of_any_strides_and_addresses(form: Callable[[Tensor], Tensor]) -> None:
+    basis, fresh, S = basis_of(33), directions(5, seed=7), spd(33)
+    odd = Basis(form(basis.columns), basis.version)
+    assert odd.mark == basis.mark
+    wide, other = (one.widened(given, rng(3)) for one, given in ((basis, fresh), (odd, [form(d) for d in fresh])))
+    assert torch.equal(wide.columns, other.columns)
+    turn = basis.turn(S, keep=20)
+    assert torch.equal(odd.turn(form(S), keep=20).tensor, turn.tensor)
+    expected = turn(basis.columns)
+    assert torch.equal(Move(form(turn.tensor), turns=True)(form(basis.columns)), expected)
+    assert torch.equal(Move(form(expected))(form(basis.columns)), torch.cat([basis.columns, expected], dim=1))
+
+
+def test_a_checksum_tells_copies_apart() -> None:
+    columns = basis_of(4).columns
+    other = columns.clone()
+    other[17, 2] += 1 / GRID
+    assert mark_of(columns) == mark_of(columns.clone())
+    assert mark_of(columns) != mark_of(other)
+    assert mark_of(columns) != mark_of(columns[:, [1, 0, 2, 3]])
+
+
+# --- what is in it ---
+
+
+@given(before=st.integers(0, 6), count=st.integers(1, 6), size=st.floats(-6, 6), seed=SEEDS)
+def test_the_span_contains_the_directions(before: int, count: int, size: float, seed: int) -> None:
+    old = directions(before, seed, 40)
+    basis = Basis.empty(40).widened(old, rng(seed)) if before else Basis.empty(40)
+    fresh = [10**size * d for d in directions(count, seed + 1, 40)]
+    wider = basis.widened(fresh, rng(seed))
+    assert len(wider) == before + count
+    assert skewness(wider.columns) < 1e-6
+    assert all(outside(wider, d) < 2e-6 for d in (*old, *fresh))
+    assert torch.equal(wider.columns[:, :before], basis.columns)
+
+
+@given(size=st.integers(1, 8), count=st.integers(1, 4), seed=SEEDS)
+def test_nothing_is_added_for_what_is_in_it(size: int, count: int, seed: int) -> None:
+    basis = basis_of(size, seed, 40)
+    inside = list((basis.columns @ randn(size, count, seed=seed)).T)
+    assert basis.widened(inside, rng()) is basis
+    new, *rest = directions(3, seed + 1, 40)
+    wider = basis.widened([inside[0], new, 2 * new, new - inside[0], *rest[:1]], rng())
+    assert len(wider) == size + 2
+
+
+@pytest.mark.parametrize(("share", "added"), [(0.5, 0), (2.0, 1)])
+def test_how_much_of_a_direction_must_be_new(share: float, added: int) -> None:
+    basis = basis_of(3)
+    new = new_columns(basis.columns, directions(1, seed=9))[:, 0]
+    direction = basis.columns[:, 0].double() + share * NEWS * new
+    assert len(basis.widened([direction], rng())) == 3 + added
+
+
+def test_of_most_directions_the_leading_ones() -> None:
+    """Three clients agree on a, two on b, one says c: two columns span a and b."""
+    a, b, c = basis_of(3).columns.T
+    basis = Basis.empty(P).widened([a, -2 * a, a, 5 * b, b, 9 * c], rng(), most=2)
+    assert len(basis) == 2
+    assert max(outside(basis, a), outside(basis, b)) < 1e-6
+    assert outside(basis, c) == pytest.approx(1.0)
+    assert Basis.empty(P).widened([a, b], rng(), most=0).version == 0
+
+
+def test_a_basis_of_all_there_is() -> None:
+    basis = basis_of(9, parameters=6)
+    assert len(basis) == 6
+    assert skewness(basis.columns) < 1e-6
+    assert basis.widened(directions(3, seed=4, parameters=6), rng()) is basis
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_directions_that_are_none(bad: float) -> None:
+    """Of a client that is at its minimum, or that lies: they add nothing, and leave the others' as they were."""
+    basis, good, none = basis_of(3), directions(2, seed=6), torch.full((P,), bad)
+    assert basis.widened([none], rng()) is basis
+    partly = good[0].clone()
+    partly[3] = bad if bad else float("nan")
+    wider = basis.widened([none, good[0], partly, good[1]], rng())
+    assert torch.equal(wider.columns, basis.widened(good, rng()).columns)
+
+
+def test_new_columns_are_no_clients_directions() -> None:
+    """The rotation is as likely as any other: on average a column has the same share of each client's direction."""
+    given = list(basis_of(4).columns.T)
+    cosines = []
+    for seed in range(400):
+        basis = Basis.empty(P).widened(given, rng(seed))
+        cosines.append(torch.stack(given) @ basis.columns)
+    found = torch.stack(cosines)
+    assert float((found.square().mean(0) - 1 / 4).abs().max()) < 0.06
+    assert float(found.mean(0).abs().max()) < 0.12
+    assert float((found.abs() > 0.999).float().mean()) < 0.01
+
+
+def test_the_rotation_is_the_generators() -> None:
+    one, again, other = (Basis.empty(P).widened(directions(4), rng(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one.columns, again.columns)
+    assert not torch.allclose(one.columns, other.columns, atol=0.01)
+    assert all(outside(one, column) < 1e-6 for column in other.columns.T)
+
+
+# --- copies ---
+
+
+def history() -> list[Basis]:
+    """Nine versions: growth, turns that drop, growth."""
+    found = [Basis.empty(P)]
+    for k in range(8):
+        basis = found[-1]
+        grown = k % 3 != 2
+        found.append(
+            basis.widened(directions(4, seed=20 + k), rng(k))
+            if grown
+            else basis.moved(basis.turn(spd(len(basis), seed=k), keep=len(basis) - 3))
+        )
+    return found
+
+
+def test_news_bring_every_earlier_copy_up_to_date() -> None:
+    versions = history()
+    copies = {basis.mark: basis.columns for basis in versions}
+    for last in versions:
+        for version in (*range(last.version + 1), None, last.version + 1):
+            moves = last.news(version)
+            if version == last.version:
+                assert moves == ()
+                continue
+            found = follow(copies[moves[0].mark], moves)
+            assert torch.equal(found, last.columns)
+            assert sum(move.nbytes for move in moves) <= last.columns.numel() * 4
+            assert moves[0].mark in (versions[version].mark if version in range(9) else "", versions[0].mark)
+    assert len(versions[-1].news(7)) == 1
+    assert versions[-1].news(7)[0].tensor.shape == (P, 4)
+
+
+def test_those_who_know_nothing_are_sent_all_columns() -> None:
+    basis = history()[-1]
+    (move,) = basis.news(None)
+    assert torch.equal(move.tensor, basis.columns)
+    assert not move.turns
+    assert basis.news(0)[0].mark == mark_of(torch.zeros(P, 0))
+
+
+def test_a_move_that_does_not_fit() -> None:
+    columns = basis_of(4).columns
+    for move in (Move(torch.zeros(P + 1, 2)), Move(torch.zeros(5, 3, dtype=torch.float64), turns=True)):
+        with pytest.raises(FipaError, match="does not fit this copy of it: ask for all columns"):
+            follow(columns, [move])
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 8])
+def test_through_a_checkpoint(version: int) -> None:
+    basis, file = history()[version], io.BytesIO()
+    torch.save(basis.tensors(), file)
+    file.seek(0)
+    back = Basis.of(torch.load(file, weights_only=True))
+    assert torch.equal(back.columns, basis.columns)
+    assert back.version == version
+    assert [(move.turns, move.mark) for move in back.moves] == [(move.turns, move.mark) for move in basis.moves]
+    assert all(torch.equal(one.tensor, other.tensor) for one, other in zip(back.moves, basis.moves, strict=True))
+    fresh = directions(3, seed=50)
+    assert torch.equal(back.widened(fresh, rng()).columns, basis.widened(fresh, rng()).columns)
