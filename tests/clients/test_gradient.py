@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fipa
-from clients.cases import DOUBLE, KINDS, OUTPUTS, client, gradient_by_hand, layout_of, network, objectives
+from clients.cases import KINDS, OUTPUTS, client, gradient_by_hand, layout_of, network, objectives
 from clients.training import generators, start
-from fipa import SGD, Client, FipaError, FullGradient
+from fipa import SGD, Client, FullGradient
 from fipa.clients.objective import StackedObjective
 from fipa.clients.rule import LocalWork
 from fipa.federation.messages import Order
@@ -77,15 +75,17 @@ def varied_client() -> Client:
     return Client((x, y), "cross_entropy", augment=noisy)
 
 
-@pytest.mark.parametrize("passes", [1, 3])
-def test_on_varied_examples_it_is_the_mean_of_the_passes(passes: int) -> None:
+def test_on_varied_examples_loss_and_gradient_are_of_the_same_ones() -> None:
     model, one = network(3), varied_client()
-    found = FullGradient(augment=True, passes=passes).train(work_of(model, [one], first=5))
-    (x, y), rng, expected = one.data, torch.Generator().manual_seed(5), torch.zeros(21, dtype=DOUBLE)
-    for _ in range(passes):
-        seen = Client((noisy(x, rng), y), "cross_entropy")
-        expected -= gradient_by_hand(model, layout_of(model).names, seen) / passes
-    torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-12)
+    found = FullGradient(augment=True).train(work_of(model, [one], first=5))
+    (x, y), rng = one.data, torch.Generator().manual_seed(5)
+    seen = Client((noisy(x, rng), y), "cross_entropy")
+    torch.testing.assert_close(found[0], -gradient_by_hand(model, layout_of(model).names, seen), rtol=1e-10, atol=1e-12)
+    site = Site(fipa.Problem(model, [one], lambda model: 0.0, loss="cross_entropy"), seed=0)
+    theta = work_of(model, [one]).theta
+    (reply,) = site.work((0,), Order(3, theta, FullGradient(augment=True)))
+    assert [reply.loss] == site.varied_losses((0,), theta, 3) != site.losses((0,), theta, 3)
+    assert site.varied_losses((0,), theta, 3) != site.varied_losses((0,), theta, 4)
 
 
 def test_examples_are_not_varied_unless_asked_for() -> None:
@@ -93,11 +93,5 @@ def test_examples_are_not_varied_unless_asked_for() -> None:
     plain, varied = ([client("cross_entropy", 0)], [varied_client()])
     expected = FullGradient().train(work_of(model, plain))
     assert torch.equal(FullGradient().train(work_of(model, varied)), expected)
-    assert torch.equal(FullGradient(augment=True, passes=2).train(work_of(model, plain)), expected)  # nothing to vary
+    assert torch.equal(FullGradient(augment=True).train(work_of(model, plain)), expected)  # nothing to vary
     assert not torch.allclose(FullGradient(augment=True).train(work_of(model, varied)), expected)
-
-
-@pytest.mark.parametrize("settings", [{"passes": 0}, {"passes": -1, "augment": True}, {"passes": 2}])
-def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
-    with pytest.raises(FipaError, match=rf"FullGradient\(passes={settings['passes']}\): at least 1"):
-        FullGradient(**settings)

@@ -21,6 +21,7 @@ from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.curvature.sketch import SketchPlan
 from fipa.errors import FipaError
 from fipa.federation.control import StepControl
+from fipa.federation.trust import TrustRegion
 
 FIPAS = ("fipa", "completed-fipa", "additive-fipa")
 
@@ -79,7 +80,7 @@ def test_step_control_is_on_for_fipa_on_least_squares(rule: str, least_squares: 
     experiment = with_arm(f'rule = {{ name = "{rule}" }}')
     (arm,) = experiment.build(least_squares)
     expected = StepControl() if rule in FIPAS and least_squares else None
-    assert arm.stages[0].control == expected
+    assert arm.stages[0].control == (TrustRegion() if rule == "shared-fipa" else expected)
     assert resolved(experiment, least_squares).arms[0].step_control == (expected is not None)
 
 

@@ -34,7 +34,7 @@ def check(one: Case, route: str) -> None:
     assert torch.equal(found.matrix, found.matrix.T)
     assert torch.equal(found.basis, Q)
     assert found.layout.numel == one.parameters
-    assert found.problem(one.parameters) is None
+    assert found.flaw(one.parameters) is None
     assert not found.matrix.requires_grad
 
 
@@ -102,7 +102,7 @@ def test_a_basis_without_columns() -> None:
         p = 15 if params else P
         found = basis_curvature(MODEL, X, basis=torch.zeros(p, 0), delta=randn(p), params=params, **ROUTES[route])
         assert (found.matrix.shape, found.moment.shape) == ((0, 0), (0,))
-        assert found.problem(p) is None
+        assert found.flaw(p) is None
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_packed_and_unpacked(k: int, trained: bool, seed: int) -> None:
     assert one.sent_bytes == 8 * len(sent)
     back = BasisCurvature.unpacked(sent, Q, layout)
     assert all(torch.equal(t, back.tensors()[name]) for name, t in one.tensors().items())
-    assert back.problem(12) is None
+    assert back.flaw(12) is None
 
 
 def test_half_of_a_matrix_by_hand() -> None:
