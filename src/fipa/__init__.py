@@ -20,6 +20,7 @@ from fipa.aggregation.lbfgs import LBFGS
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fipa.aggregation.shared import ClientMemory, SharedFIPA
 from fipa.aggregation.update import ClientUpdate
 from fipa.api import run
 from fipa.clients.client import Client
@@ -49,6 +50,7 @@ from fipa.federation.participation import Faults, Participation
 from fipa.federation.problem import Curves, Maps, Problem
 from fipa.federation.record import RoundRecord
 from fipa.federation.stage import Stage
+from fipa.federation.trust import TrustRegion
 from fipa.layout import Layout, parameters_of
 from fipa.results import Results
 
@@ -67,6 +69,7 @@ __all__ = [
     "BasisCurvature",
     "BasisPlan",
     "Client",
+    "ClientMemory",
     "ClientUpdate",
     "Cohort",
     "CompletedFIPA",
@@ -111,6 +114,7 @@ __all__ = [
     "RoundRecord",
     "Rule",
     "Scaffold",
+    "SharedFIPA",
     "Sketch",
     "SketchError",
     "SketchPlan",
@@ -118,6 +122,7 @@ __all__ = [
     "Step",
     "StepControl",
     "TraceShare",
+    "TrustRegion",
     "UpdateError",
     "additive_statistics",
     "aggregate",
