@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.rule import Result, Rule, aggregator
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.sketch import Sketch
-from fipa.errors import Diverged, FipaError
+from fipa.errors import FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals
 from fipa.federation.control import Conversation, controlled
-from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, Who
+from fipa.federation.judges import Judges, averaged
+from fipa.federation.messages import Answers, Ask, Gradient, Late, Order, Question, Reply, Who
 from fipa.federation.record import RoundRecord, event
+from fipa.federation.safety import Pace, planned
 from fipa.federation.stage import floor_of, stage_at
-from fipa.linalg import aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,8 @@ class State:
         Averaged tensors that are no parameters.
     recent
         The last models, for their mean.
+    judged, pace
+        Clients' losses at the model, as far as they told them; and what the rounds so far have taught the server.
     """
 
     theta: Tensor
@@ -57,6 +59,8 @@ class State:
     late: tuple[Late, ...] = ()
     buffers: dict[str, Tensor] = field(default_factory=dict)
     recent: tuple[Tensor, ...] = ()
+    judged: dict[int, float] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def mean(self) -> Tensor:
@@ -74,6 +78,9 @@ class Outcome:
     trials: int = 0
     damping: float | None = None
     step: float | None = None
+    loss: float | None = None  # at the model that was broadcast, and after the step
+    loss_after: float | None = None
+    judged: dict[int, float] = field(default_factory=dict)  # clients' losses at the model of the next round
 
 
 class Coordinator:
@@ -141,7 +148,7 @@ class _Round:
         """With another rule, what the last one remembered is of no use."""
         if self.place > 0:
             return
-        self.state = replace(self.state, rule_state={}, control_value=None)
+        self.state = replace(self.state, rule_state={}, control_value=None, pace=Pace())
         local, first = self.stage.local, self.k == self.arm.after + 1
         if first or type(stage_at(self.arm.stages, self.k - 1 - self.arm.after)[0].local) is not type(local):
             shared = {} if local is None else local.start(self.state.theta)
@@ -152,8 +159,9 @@ class _Round:
         stage, state = self.stage, self.state
         mine = {client: state.memories[client] for client in clients if client in state.memories}
         order = Order(
-            self.k, state.theta, stage.local, stage.lr_scale, stage.plan, floor_of(stage.rule),
-            stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine, buffers=state.buffers,
+            self.k, state.theta, stage.local, stage.lr_scale * state.pace.lr_scale, planned(stage.plan, state.pace),
+            floor_of(stage.rule), stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine,
+            buffers=state.buffers,
         )  # fmt: skip
         if stage.adaptive_rank is None:
             return order
@@ -169,10 +177,12 @@ class _Round:
         settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
         try:
             apply = aggregator(state.theta, updates, population=self.population)
+            if stage.safety is not None:
+                apply = stage.safety.limited(apply, state.theta, updates)
             if stage.control is None:
                 return Outcome(apply(rule, state.rule_state), state.control_value, 1, **settings)
             value = stage.control.start(rule) if state.control_value is None else state.control_value
-            judges = _Judges(self, apply, updates, replies)
+            judges = yield from Judges(self, apply, updates, replies).called()
             trial = yield from controlled(
                 stage.control, rule, value, judges.loss, lambda tried: apply(tried, state.rule_state), judges.probe,
                 judges.follow,
@@ -183,23 +193,33 @@ class _Round:
             self._say(None, f"no step, the model stays as it is: {error}")
             return Outcome(control_value=state.control_value)
         settings["damping" if stage.control.parameter(rule) == "damping" else "step"] = trial.used
-        return Outcome(trial.result, trial.value, trial.trials, **settings)
+        accepted = trial.result is not None
+        judged = judges.at(trial.result.theta) if trial.result is not None else judges.losses
+        after = trial.loss if accepted else judges.loss
+        return Outcome(
+            trial.result, trial.value, trial.trials, **settings, loss=judges.loss, loss_after=after, judged=judged
+        )
 
     def _next(self, outcome: Outcome, replies: Mapping[int, Reply], late: tuple[Late, ...]) -> State:
         state, local = self.state, self.stage.local
         theta, rule_state, buffers = state.theta, state.rule_state, state.buffers
         if outcome.result is not None:
             theta, rule_state = outcome.result.theta, outcome.result.state
-            buffers = {**buffers, **_averaged(list(replies.values()))}
+            buffers = {**buffers, **averaged(list(replies.values()))}
         messages = [reply.message for reply in replies.values() if reply.message]
         shared = state.shared
         if local is not None and messages:
             shared = local.server(shared, messages, self.population)
         memories = {client: reply.memory for client, reply in replies.items() if reply.memory is not None}
         recent = (*state.recent, theta)[-self.arm.average :] if self.arm.average else ()
+        judged = outcome.judged if outcome.result is not None else {**state.judged, **outcome.judged}
+        pace, safety = state.pace, self.stage.safety
+        if safety is not None:
+            told = means([(reply.update.num_examples, reply.metrics) for reply in replies.values()])
+            pace = safety.after(pace, outcome.trials, outcome.result is not None, told, self.stage.plan)
         return State(
             theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
-            recent,
+            recent, judged, pace,
         )  # fmt: skip
 
     def _record(self, outcome: Outcome, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]) -> RoundRecord:
@@ -208,7 +228,8 @@ class _Round:
         diagnostics = outcome.result.diagnostics if outcome.result is not None else None
         return RoundRecord(
             self.k,
-            loss=self.mean(replies, told) if told else None,
+            loss=self.mean(replies, told) if told else outcome.loss,
+            loss_after=outcome.loss_after,
             rank=sum(ranks) / len(ranks) if ranks else 0.0,
             ranks=ranks,
             local_steps=tuple(reply.local_steps for reply in replies.values()),
@@ -251,70 +272,12 @@ class _Round:
     ask, say = _ask, _say
 
 
-class _Judges:
-    """The clients of a round as judges of the server's step."""
-
-    def __init__(
-        self, round_: _Round, apply: Any, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]
-    ) -> None:
-        self._round, self._apply, self._updates, self._replies = round_, apply, updates, replies
-        self._local: Any = round_.stage.local
-        self._losses = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
-        if not self._losses:
-            raise FipaError(
-                "step control needs the clients' loss, and none of them told it: make their apps with "
-                "fipa.flower.client(..., objective=...), or leave step control out"
-            )
-        self.loss = round_.mean(replies, self._losses)
-
-    def probe(self, theta: Tensor) -> Conversation[float]:
-        """The clients' loss at a model. Who does not answer counts neither there nor at the broadcast model."""
-        answers = yield from self._round.ask(list(self._losses), Loss(theta))
-        if not answers.values or not answers.enough:
-            return math.inf
-        before = self._round.mean(self._replies, {client: self._losses[client] for client in answers.values})
-        return self._round.mean(self._replies, answers.values) + (self.loss - before)
-
-    def follow(self, rule: Rule, result: Result[Tensor]) -> Conversation[tuple[Result[Tensor], float]]:
-        """Each client's correction is an update like any other: the same rule weighs it.
-
-        Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
-        """
-        local, theta, floor = self._local, self._round.state.theta, floor_of(rule)
-        v = result.theta - theta
-        answers = yield from self._round.ask(list(self._replies), Bend(theta, v))
-        if len(answers.values) < len(self._replies):
-            raise Diverged("a client does not tell how its residuals bend")
-        corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
-        for client, gradient in answers.values.items():
-            corrections[client] = 0.5 * local(self._replies[client].update.sketch, aligned(gradient), floor)
-        full: Any = rule
-        a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
-        mean = self._apply(FedAvg()).theta - theta
-        length = float((v + a).norm())
-        cosine = float((v + a) @ mean) / (length * float(mean.norm()) or 1.0)
-        diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
-        ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
-        return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
-
-
 STAYS = "the model stays as it is"
 
 
 def _setting(rule: Rule, name: str) -> float | None:
     value = getattr(rule, name, None)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _averaged(replies: Sequence[Reply]) -> dict[str, Tensor]:
-    """Buffers, weighted by the clients' examples."""
-    total = sum(reply.update.num_examples for reply in replies)
-    shares = [reply.update.num_examples / total for reply in replies]
-    return {
-        name: sum((reply.buffers[name] * share for reply, share in zip(replies[1:], shares[1:], strict=True)),
-                  replies[0].buffers[name] * shares[0])
-        for name in (replies[0].buffers if replies else ())
-    }  # fmt: skip
 
 
 def means(rows: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

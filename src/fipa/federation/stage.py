@@ -15,6 +15,7 @@ from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
+from fipa.federation.safety import Safety
 from fipa.randomness import seed_for
 
 
@@ -38,6 +39,8 @@ class Stage:
         Let each client choose its rank and its number of local steps.
     evaluate_every
         Rounds from one evaluation to the next; the stage's last round is always evaluated.
+    safety
+        Limits for rules and clients that nobody has tuned.
     """
 
     rule: Rule
@@ -50,6 +53,7 @@ class Stage:
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
     evaluate_every: int = 1
+    safety: Safety | None = None
 
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
