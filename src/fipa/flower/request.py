@@ -24,6 +24,7 @@ KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME = "tensors", "shared", "frame"
 WHO = "fipa_who"  # action of the query that asks who a node is
 FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
+JUDGE = "evaluate"  # the question for the loss at a model, to an app's own evaluate function
 QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, Bend)}
 Asked = Order | Gradient | Loss | Bend
 
@@ -52,6 +53,10 @@ class Request:
         The round whose memory of this client holds; None if it has none.
     order
         Settings of an `Order`.
+    settled
+        Whether clients have told already which arrays of their model are trained and averaged.
+    strict
+        Whether a learning rate that the client does not scale is an error.
     """
 
     method: str
@@ -64,6 +69,8 @@ class Request:
     frame: str = ""
     memory: int | None = None
     order: dict[str, Any] = field(default_factory=dict)
+    settled: bool = False
+    strict: bool = False
 
     @property
     def plan(self) -> CurvaturePlan | None:
