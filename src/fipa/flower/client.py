@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvatureSummary, Occasion
 from fipa.curvature.terms import LossName
-from fipa.errors import FipaError
+from fipa.errors import FipaError, SketchError
 from fipa.federation.messages import Reply
 from fipa.federation.safety import CURVATURE, TRAINING
 from fipa.flower.answer import encode
@@ -192,7 +192,13 @@ def curvature(request: Request, model: nn.Module, layout: Layout, data: Data, de
         settings = replace(settings, sampled_labels=None)  # squares have no labels to draw
     if data.loss == "least_squares" and getattr(plan, "max_examples", None) is not None:
         settings = replace(settings, max_examples=None)
-    found: CurvatureSummary = settings.compute(model, layout, data, Occasion(own, shared, delta))
+    occasion = Occasion(own, shared, delta)
+    try:
+        found: CurvatureSummary = settings.compute(model, layout, data, occasion)
+    except SketchError:
+        if getattr(plan, "route", None) != "auto":
+            raise
+        found = replace(settings, route="matrix_free").compute(model, layout, data, occasion)  # takes more models
     return found
 
 

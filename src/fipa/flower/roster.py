@@ -58,7 +58,7 @@ class Roster:
             if strangers and not late and len(known) + len(strangers) >= least:
                 said = "\n".join(f"node {node}: {why}" for node, why in sorted(strangers.items()))
                 raise FipaError(
-                    f"{len(strangers)} of {len(nodes)} nodes do not say which partition they hold, and {len(known)} are "
+                    f"{len(strangers)} of {len(nodes)} nodes do not say which partition they hold, and the others are "
                     f"fewer than {least}: make their app with app = fipa.flower.client(ClientApp()). They say:\n{said}"
                 )
             if now - begun > WAIT:

@@ -19,7 +19,7 @@ from fipa.federation.safety import Safety
 from fipa.federation.stage import Stage
 
 FLOOR = 0.01
-RANK, EXAMPLES = 20, 32  # of the default sketches: about as much work as one epoch on a few hundred images
+RANK, EXAMPLES = 10, 32  # of the default sketches: about as much work as one epoch on a few hundred images
 LEAST = {"warmup_rounds": 0, "rank": 1, "labels": 0, "examples": 1, "keep": 0, "stop_after": 0, "seed": 0}
 KINDS: dict[str, tuple[type, ...]] = {"control": (StepControl, bool), "safety": (Safety, bool), "loss_name": (str,)}
 CALLED = {"rule": "a rule: make one, as fipa.CompletedFIPA()", "validate": "a function of the arrays"}
@@ -50,13 +50,13 @@ def main_stage(
     """The stage after the warm-up, with defaults for what is left out; `sketches` has rank, labels and examples."""
     newton, ours = isinstance(local, GaussNewton), rule is None
     if rule is None:
-        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=0.1)
+        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0)
     if control is None:
         control = ours
     if control is True:
         control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
         if ours and not newton:
-            control = StepControl(select="best", caution=10.0, trials=4)
+            control = StepControl(caution=10.0, boldness=0.1, trials=4)
     if isinstance(safety, bool):
         safety = Safety() if safety and ours and not newton else None
     given = {name: value for name, value in sketches.items() if value is not None}

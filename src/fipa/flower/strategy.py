@@ -50,18 +50,18 @@ class FIPA(FedAvg):
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=0.1)`; with Gauss-Newton clients `fipa.FIPA(floor=0.01)`.
+        Default: `fipa.CompletedFIPA(damping=1.0)`; with Gauss-Newton clients `fipa.FIPA(floor=0.01)`.
     local
         How clients with an objective train: `fipa.GaussNewton()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
         What clients tell of their curvature, all of it; by default what the rule needs.
     rank, labels, examples
-        In the place of `plan`, for rules that need sketches: their rank (20), labels per example that are drawn from
+        In the place of `plan`, for rules that need sketches: their rank (10), labels per example that are drawn from
         the model's predictions (1; 0 for all classes), and the most examples (32, and fewer where that takes longer
         than training). Not with Gauss-Newton clients, whose sketches are exact.
     control
         Lets a step be taken only if it lowers the loss: `fipa.StepControl(...)`, True or False. On by default with the
-        default rule, which tries four dampings and takes the best.
+        default rule: four dampings are tried at most, each ten times as careful as the one before.
     validate
         `validate(arrays)` tells the loss of a model on the server. Without it clients do: those with an objective by
         that, others by the app's own `@app.evaluate()` function, which must return a loss.
