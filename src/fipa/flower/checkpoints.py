@@ -38,7 +38,10 @@ class Checkpoints:
         if self.path is None:
             return None
         try:
-            return load_state(self.path)
+            loaded = load_state(self.path)
+            if loaded is not None and "names" not in loaded[1]:
+                raise FipaError(f"{self.path} was written by another version of fipa")
+            return loaded
         except FipaError as error:
             raise FipaError(
                 f"the checkpoint {error}: delete it to begin anew, choose another file, or copy one of "

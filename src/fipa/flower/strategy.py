@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -29,12 +29,11 @@ from fipa.federation.stage import Stage
 from fipa.flower.answer import Limits, finite_numbers
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
-from fipa.flower.journal import EVALUATE, Journal
-from fipa.flower.names import Names
+from fipa.flower.journal import EVALUATE, TRAIN, Journal
 from fipa.flower.roster import Roster, collect, post
 from fipa.flower.run import Run
 from fipa.flower.settings import check, main_stage, whole
-from fipa.flower.transport import Cargo, FlowerTransport, OtherNames, Patience, Validate
+from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
 from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
 
@@ -162,6 +161,7 @@ class FIPA(FedAvg):
         self.checkpoints = Checkpoints(self.checkpoint, keep)
         self.journal = Journal()
         self._roster = Roster()
+        self._run: Run | None = None  # of a subclass with a loop of its own
 
     @property
     def records(self) -> list[RoundRecord]:
@@ -203,29 +203,27 @@ class FIPA(FedAvg):
         if not whole(num_rounds, 1):
             raise FipaError(f"start(num_rounds={num_rounds!r}): must be a whole number of at least 1")
         self.summary()
+        patience = replace(self.patience, timeout=timeout)
         initial = dict(initial_arrays.to_torch_state_dict())
-        names, settled, loaded = Names.guessed(initial).chosen(self.params), False, self.checkpoints.load()
-        if loaded is not None:
-            self.checkpoints.check_arrays(loaded[1].get("shapes", {}), initial)
-            trained, averaged, tied = loaded[1]["names"]
-            names, settled = Names(tuple(trained), tuple(averaged), tied), True
-        while True:
-            run = Run(self, grid, initial, names, settled, replace(self.patience, timeout=timeout), loaded)
-            try:
-                return run.rounds(num_rounds, train_config, evaluate_config or ConfigRecord(), evaluate_fn)
-            except OtherNames as other:
-                names, settled = other.names.chosen(self.params), True
-                log(INFO, "clients train %d arrays, average %d, and tie %d: beginning anew with these",
-                    len(names.trained), len(names.averaged), len(names.tied))  # fmt: skip
+        return Run(self, grid, initial, num_rounds, patience, train_config, evaluate_config).rounds(evaluate_fn)
 
-    def configure_train(self, *_: Any, **__: Any) -> NoReturn:
-        """Not a step of its own here."""
-        raise FipaError(
-            "FIPA has rounds of its own, with questions after the training: a start(...) of your own must call "
-            "super().start(...); put what is to happen after a round into its evaluate_fn"
-        )
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """For a `start` of your own that is written after Flower's: all of a round, which leaves no message to send."""
+        if self._run is None:
+            self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), 10**9, self.patience, config)
+        self._run.round()
+        self._run.close()
+        return []
 
-    aggregate_train = configure_train
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What `configure_train` has come to."""
+        if self._run is None:
+            raise FipaError("FIPA.aggregate_train comes after configure_train: call super().start(...), or both")
+        return self._run.arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
 
     def transport(
         self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,

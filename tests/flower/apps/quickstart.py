@@ -34,7 +34,10 @@ def data(partition):
     labels = (torch.randint(2, (48,), generator=g) + partition) % 3
     patterns = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(99))
     images = patterns[labels] + torch.randn(48, 1, 8, 8, generator=g)
-    rows = [{"img": image, "label": label, "id": f"image {k}"} for k, (image, label) in enumerate(zip(images, labels))]
+    rows = [
+        {"img": image, "label": label, "id": f"image {k}"}
+        for k, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
     return DataLoader(rows[:32], batch_size=8), DataLoader(rows[32:], batch_size=8)
 
 

@@ -45,7 +45,9 @@ def data(partition):
     g = torch.Generator().manual_seed(partition)
     labels = (torch.randint(2, (30,), generator=g) + partition) % 3
     words = torch.cat([5 + labels[:, None], torch.randint(8, 20, (30, 4), generator=g)], dim=1)
-    rows = [{"input_ids": w, "attention_mask": torch.ones_like(w), "labels": y} for w, y in zip(words, labels)]
+    rows = [
+        {"input_ids": w, "attention_mask": torch.ones_like(w), "labels": y} for w, y in zip(words, labels, strict=True)
+    ]
     return DataLoader(rows[:20], batch_size=5), DataLoader(rows[20:], batch_size=5)
 
 
