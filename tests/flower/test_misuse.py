@@ -230,7 +230,7 @@ def test_subclasses() -> None:
     class Loop(FIPA):
         """With a `start` that is written after Flower's."""
 
-        def start(self, grid: Any, initial_arrays: ArrayRecord, num_rounds: int = 3, **_: Any) -> Any:  # type: ignore[override]
+        def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **_: Any) -> Any:
             arrays = initial_arrays
             for k in range(1, num_rounds + 1):
                 messages = self.configure_train(k, arrays, ConfigRecord(), grid)

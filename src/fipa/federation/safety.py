@@ -14,6 +14,7 @@ from fipa.errors import FipaError
 
 SLOWEST = 1 / 1024  # factor for the learning rate
 FEWEST = 8  # examples of a sketch
+BRIEF = 0.25  # seconds of curvature that are nobody's concern: such short times are noise, and runs should repeat
 TRAINING, CURVATURE = "train-seconds", "curvature-seconds"  # what clients report of their time
 
 
@@ -45,8 +46,9 @@ class Safety:
         After a round in which no step lowered the loss, clients' learning rate is divided by this. It grows again,
         half as fast, with every round whose first trial is taken, up to what it was. 1 leaves it alone.
     share
-        Of the seconds that clients train, how many they may spend on curvature. Where they spend more, the next
-        rounds' sketches have fewer examples; None lets them.
+        Of the seconds that clients train, how many they may spend on curvature. Where they spend more, and more than a
+        quarter of a second, the next rounds' sketches have fewer examples; None lets them. What was chosen is part of
+        the state, but another run may choose otherwise: fix the examples where two runs must agree to the last bit.
     """
 
     longest_step: float | None = 1.0
@@ -88,7 +90,7 @@ class Safety:
         if self.share is None or not now or TRAINING not in metrics or CURVATURE not in metrics:
             return pace.examples
         allowed, taken = self.share * metrics[TRAINING], metrics[CURVATURE]
-        if taken <= allowed:
+        if taken <= max(allowed, BRIEF):
             return pace.examples
         return max(FEWEST, int(now * max(0.25, 0.8 * allowed / taken)))
 
