@@ -218,10 +218,32 @@ def test_clients_that_tell_no_loss_cannot_judge() -> None:
 
     def silent(ask: Ask) -> Answers:
         told = reply(0, sketch=sketched(0, 1.0).update.sketch)
+        if isinstance(ask.question, Loss):
+            return Answers({}, refused={0: "failed: it has no evaluate function"})
         return there(0) if isinstance(ask.question, Who) else Answers({0: told})
 
     with pytest.raises(FipaError, match="step control needs the clients' loss"):
         talk(coordinator, coordinator.start(THETA), silent)
+
+
+def test_clients_that_tell_no_loss_are_asked_for_it_once() -> None:
+    """At the broadcast model in the first round; after that the loss of the accepted trial is theirs there."""
+    stage = Stage(FIPA(1.0), SGD_RULE, 2, SketchPlan(), control=StepControl())
+    coordinator = Coordinator(arm(stage), 0)
+    losses = iter([3.0, 2.0, 1.0])
+
+    def answer(ask: Ask) -> Answers:
+        if isinstance(ask.question, Loss):
+            return Answers({0: next(losses)})
+        told = reply(0, sketch=sketched(0, 1.0).update.sketch)
+        return there(0) if isinstance(ask.question, Who) else Answers({0: told})
+
+    state, record, asks = talk(coordinator, coordinator.start(THETA), answer)
+    assert [type(ask.question) for ask in asks] == [Order, Loss, Loss]
+    assert (record.loss, record.loss_after, state.judged) == (3.0, 2.0, {0: 2.0})
+    _, record, asks = talk(coordinator, state, answer)
+    assert [type(ask.question) for ask in asks] == [Order, Loss]
+    assert (record.loss, record.loss_after) == (2.0, 1.0)
 
 
 def test_adaptive_ranks_need_gradients_first() -> None:

@@ -55,7 +55,10 @@ def app(make: Any = network) -> ClientApp:
         model = make()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
         x, y = data(int(context.node_config["partition-id"]))
-        numbers = {"accuracy": float((model(x).argmax(1) == y).float().mean()), "num-examples": len(y)}
+        with torch.no_grad():
+            z = model.eval()(x)
+        numbers = {"accuracy": float((z.argmax(1) == y).float().mean()), "eval_loss": float(cross_entropy(z, y))}
+        numbers["num-examples"] = len(y)
         return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
 
     return app

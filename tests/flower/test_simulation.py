@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fipa.federation.parameters import load_theta
 from fipa.flower.experiment import client_app, run
+from flower.test_apps import module, turned
 from flower.test_experiment import ARMS, engine
 
 ray = pytest.importorskip("ray")
@@ -32,28 +34,41 @@ FOUR = {
 }
 
 
-@pytest.mark.simulation
-def test_simulation_equals_one_process_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def simulate(server: ServerApp, client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.simulation import run_simulation
 
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    server = ServerApp()
-    server.main()(lambda grid, context: several(grid, tmp_path))
+    monkeypatch.setenv("FLWR_HOME", str(folder / "flwr"))
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": 2, "log_to_driver": False, "include_dashboard": False},
+    }
     try:
-        run_simulation(
-            server,
-            client_app(),
-            num_supernodes=4,
-            backend_config={
-                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {"num_cpus": 2, "log_to_driver": False, "include_dashboard": False},
-            },
-        )
+        run_simulation(server, client, num_supernodes=4, backend_config=backend)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.simulation
+def test_an_app_of_a_user_in_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart with dict batches, turned into a FIPA app."""
+    settings = {"examples": 20, "min_available_nodes": 4}
+    app, server, found = module(turned("quickstart"), settings), ServerApp(), {}
+    server.main()(lambda grid, context: found.update(result=app.server(grid)))
+    simulate(server, app.app, tmp_path, monkeypatch)
+    train = found["result"].train_metrics_clientapp
+    assert sum(train[k]["refused"] for k in train) == 0
+    assert train[3]["loss-after"] < train[1]["loss"]
+    assert [train[k]["clients"] for k in train] == [4, 4, 4]
+
+
+@pytest.mark.simulation
+def test_simulation_equals_one_process_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerApp()
+    server.main()(lambda grid, context: several(grid, tmp_path))
+    simulate(server, client_app(), tmp_path, monkeypatch)
     for case in CASES:
         name, arm, overrides, _ = ARMS[case]
         expected, _ = engine(name, arm, [*overrides, *FOUR.get(case, ())], tmp_path / case)

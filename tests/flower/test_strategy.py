@@ -95,7 +95,7 @@ def test_warm_up_then_fipa_with_another_learning_rate() -> None:
     seen = []
 
     def delay(message: Message, partition: int) -> int:
-        if "config" in message.content:
+        if "config" in message.content and message.metadata.message_type == "train":
             seen.append((message.content["config"]["lr-scale"], kind_of(Request.of(message.content).plan)))
         return 0
 
@@ -111,7 +111,7 @@ def test_some_parameters_only() -> None:
     assert result.train_metrics_clientapp[1]["uplink-bytes"] < 2 * 4 * 18 * 22  # of 43 parameters
 
 
-def test_frozen_parameters_are_named() -> None:
+def test_frozen_parameters_are_left_alone() -> None:
     def frozen() -> nn.Module:
         model = network()
         model[0].weight.requires_grad_(False)
@@ -119,8 +119,9 @@ def test_frozen_parameters_are_named() -> None:
 
     strategy = FIPA(**QUIET)
     result = strategy.start(LocalGrid(app(frozen), 2), initial(), 1)
-    assert same(result.arrays, initial())
-    assert "'0.weight', which is frozen here: give FIPA(params=...)" in strategy.events[0]["text"]
+    before, after = tensors(initial()), tensors(result.arrays)
+    assert [name for name in before if torch.equal(before[name], after[name])] == ["0.weight"]
+    assert not refusals(strategy)
 
 
 def test_statistics_of_batchnorm_are_averaged() -> None:
@@ -232,11 +233,10 @@ def test_a_crash_of_a_client_is_an_event() -> None:
     assert "out of memory" in strategy.events[0]["text"]
 
 
-def test_clients_that_do_not_say_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fipa.flower.roster.WAIT", 0.0)
+def test_clients_that_do_not_say_who_they_are() -> None:
     from flwr.clientapp import ClientApp
 
-    with pytest.raises(FipaError, match="0 of at least 2 clients are there"):
+    with pytest.raises(FipaError, match=r"2 of 2 nodes do not say .* fipa.flower.client\(ClientApp\(\)\)"):
         FIPA(**QUIET).start(LocalGrid(ClientApp(), 2), initial(), 1)
 
 

@@ -192,6 +192,7 @@ def terms_of(
 
     def outputs(params: Params, inputs: Inputs) -> Tensor:
         z = call(params, **inputs) if isinstance(inputs, dict) else call(params, inputs)
+        z = z if isinstance(z, Tensor) else getattr(z, "logits", z)  # as Hugging Face's models have them
         if not isinstance(z, Tensor):
             raise SketchError(f"the model returned a {type(z).__name__}: wrap it to return a tensor of outputs")
         if z.dim() == 1:

@@ -15,6 +15,7 @@ from fipa.curvature.registry import summaries
 from fipa.errors import FipaError
 from fipa.federation.coordinator import State
 from fipa.federation.messages import Late
+from fipa.federation.safety import Pace
 from fipa.layout import Layout
 
 
@@ -39,7 +40,7 @@ def load_state(path: Path) -> tuple[State, dict[str, Any]] | None:
     if not path.exists():
         return None
     try:
-        with torch.serialization.safe_globals([ClientUpdate, Late, Layout, *summaries()]):
+        with torch.serialization.safe_globals([ClientUpdate, Late, Layout, Pace, *summaries()]):
             content = torch.load(path, weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise FipaError(f"{path} cannot be read") from error

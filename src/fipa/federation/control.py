@@ -94,6 +94,7 @@ class Trial:
     value: float  # for the next round
     used: float  # in the accepted trial, or in the last, or with select="best" in the first
     trials: int
+    loss: float | None = None  # at the accepted model
 
 
 SMALLEST, LARGEST = 1e-15, 1e15
@@ -139,7 +140,7 @@ def controlled(
         except Diverged:
             reached = math.inf
         if reached < loss:
-            return Trial(result, min(max(value * bold, SMALLEST), most), value, trial)
+            return Trial(result, min(max(value * bold, SMALLEST), most), value, trial, reached)
         used, value = value, min(max(value * careful, SMALLEST), most)
     return Trial(None, value, used, control.trials)
 
@@ -162,4 +163,4 @@ def _best(control: StepControl, rule: Rule, loss: float, propose: Propose, probe
         elif result is not None:
             break
         value *= careful
-    return Trial(result, control.start(rule), used, trials)
+    return Trial(result, control.start(rule), used, trials, None if result is None else best)

@@ -14,21 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fipa.aggregation.fedavg import FedAvg
-from fipa.aggregation.rule import Result, Rule, aggregator
+from fipa.aggregation.rule import Rule, aggregator
 from fipa.aggregation.shared import SharedFIPA
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.sketch import Sketch
-from fipa.errors import Diverged, FipaError
+from fipa.errors import FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals
 from fipa.federation.control import Conversation, StepControl, controlled
-from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Question, Reply, VariedLoss, Who
+from fipa.federation.judges import Judges, averaged
+from fipa.federation.messages import Answers, Ask, Gradient, Late, Order, Question, Reply, Who
+from fipa.federation.outcome import Outcome
 from fipa.federation.parameters import Seen
 from fipa.federation.record import RoundRecord, event
+from fipa.federation.safety import Pace, planned
 from fipa.federation.shared import SharedStep
 from fipa.federation.stage import floor_of, stage_at
-from fipa.linalg import aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ class State:
     seen
         By client, its examples and its last update as a gradient: for rules that remember clients, and begin after a
         warm-up.
+    judged, pace
+        Clients' losses at the model, as far as they told them; and what the rounds so far have taught the server.
     """
 
     theta: Tensor
@@ -64,25 +67,14 @@ class State:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     recent: tuple[Tensor, ...] = ()
     seen: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
+    judged: dict[int, float] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def mean(self) -> Tensor:
         """Of the last models, added up in double precision and in order."""
         total = sum((theta.double() for theta in self.recent[1:]), self.recent[0].double())
         return (total / len(self.recent)).to(self.theta)
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What the server did with a round's updates."""
-
-    result: Result[Tensor] | None = None  # None: the model stays as it is
-    control_value: float | None = None  # for the next round
-    trials: int = 0
-    damping: float | None = None
-    step: float | None = None
-    radius: float | None = None
-    rule_state: dict[str, Tensor] | None = None  # None: the result's, or as it was
 
 
 class Coordinator:
@@ -155,7 +147,7 @@ class _Round:
         """With another rule, what the last one remembered is of no use."""
         if self.place > 0:
             return
-        self.state = replace(self.state, rule_state={}, control_value=None)
+        self.state = replace(self.state, rule_state={}, control_value=None, pace=Pace())
         local, first = self.stage.local, self.k == self.arm.after + 1
         if first or type(stage_at(self.arm.stages, self.k - 1 - self.arm.after)[0].local) is not type(local):
             shared = {} if local is None else local.start(self.state.theta)
@@ -167,8 +159,9 @@ class _Round:
         mine = {client: state.memories[client] for client in clients if client in state.memories}
         plan = None if isinstance(stage.rule, SharedFIPA) else stage.plan  # asked for on a second trip
         order = Order(
-            self.k, state.theta, stage.local, stage.lr_scale, plan, floor_of(stage.rule),
-            stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine, buffers=state.buffers,
+            self.k, state.theta, stage.local, stage.lr_scale * state.pace.lr_scale, planned(plan, state.pace),
+            floor_of(stage.rule), stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine,
+            buffers=state.buffers,
         )  # fmt: skip
         if stage.adaptive_rank is None:
             return order
@@ -183,17 +176,23 @@ class _Round:
         rule: Any = stage.rule_at(self.place, self.seed)
         settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
         apply = aggregator(state.theta, updates, population=self.population)
+        if stage.safety is not None:
+            apply = stage.safety.limited(apply, state.theta, updates)
         if stage.control is None:
             return Outcome(apply(rule, state.rule_state), state.control_value, 1, **settings)
         assert isinstance(stage.control, StepControl)
         value = stage.control.start(rule) if state.control_value is None else state.control_value
-        judges = _Judges(self, apply, updates, replies)
+        judges = yield from Judges(self, apply, updates, replies).called()
         trial = yield from controlled(
             stage.control, rule, value, judges.loss, lambda tried: apply(tried, state.rule_state), judges.probe,
             judges.follow,
         )  # fmt: skip
         settings["damping" if stage.control.parameter(rule) == "damping" else "step"] = trial.used
-        return Outcome(trial.result, trial.value, trial.trials, **settings)
+        judged = judges.at(trial.result.theta) if trial.result is not None else judges.losses
+        after = trial.loss if trial.result is not None else judges.loss
+        return Outcome(
+            trial.result, trial.value, trial.trials, **settings, loss=judges.loss, loss_after=after, judged=judged
+        )
 
     def _survived(self, step: Conversation[Outcome]) -> Conversation[Outcome]:
         """A step, or none where the server must live."""
@@ -210,19 +209,23 @@ class _Round:
         theta, rule_state, buffers = state.theta, state.rule_state, state.buffers
         if outcome.result is not None:
             theta, rule_state = outcome.result.theta, outcome.result.state
+            buffers = {**buffers, **averaged(list(replies.values()))}
         if outcome.rule_state is not None:
             rule_state = outcome.rule_state
-        if outcome.result is not None:
-            buffers = {**buffers, **_averaged(list(replies.values()))}
         messages = [reply.message for reply in replies.values() if reply.message]
         shared = state.shared
         if local is not None and messages:
             shared = local.server(shared, messages, self.population)
         memories = {client: reply.memory for client, reply in replies.items() if reply.memory is not None}
         recent = (*state.recent, theta)[-self.arm.average :] if self.arm.average else ()
+        judged = outcome.judged if outcome.result is not None else {**state.judged, **outcome.judged}
+        pace, safety = state.pace, self.stage.safety
+        if safety is not None:
+            told = means([(reply.update.num_examples, reply.metrics) for reply in replies.values()])
+            pace = safety.after(pace, outcome.trials, outcome.result is not None, told, self.stage.plan)
         return State(
             theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
-            recent, self._seen(replies),
+            recent, self._seen(replies), judged, pace,
         )  # fmt: skip
 
     def _seen(self, replies: Mapping[int, Reply]) -> dict[int, tuple[int, Tensor]]:
@@ -245,7 +248,8 @@ class _Round:
         diagnostics = outcome.result.diagnostics if outcome.result is not None else None
         return RoundRecord(
             self.k,
-            loss=self.mean(replies, told) if told else None,
+            loss=self.mean(replies, told) if told else outcome.loss,
+            loss_after=outcome.loss_after,
             rank=sum(ranks) / len(ranks) if ranks else 0.0,
             ranks=ranks,
             local_steps=tuple(reply.local_steps for reply in replies.values()),
@@ -285,76 +289,7 @@ class _Round:
         total = math.fsum(weights[client] * number for client, number in numbers.items())
         return total / sum(weights.values()) if numbers else math.nan
 
-    def judges(self, replies: Mapping[int, Reply], weight_decay: float = 0.0) -> _Judges:
-        """The clients of this round, of which none is asked how its residuals bend."""
-        return _Judges(self, None, (), replies, weight_decay)
-
-    @staticmethod
-    def outcome(
-        result: Result[Tensor] | None, value: float | None, trials: int, damping: float, radius: float | None
-    ) -> Outcome:
-        """What came of the trials of a step within a radius."""
-        return Outcome(result, value, trials, damping, None, radius)
-
     ask, say = _ask, _say
-
-
-class _Judges:
-    """The clients of a round as judges of the server's step."""
-
-    def __init__(
-        self,
-        round_: _Round,
-        apply: Any,
-        updates: Sequence[ClientUpdate],
-        replies: Mapping[int, Reply],
-        weight_decay: float = 0.0,
-    ) -> None:
-        self._decay = weight_decay
-        self._round, self._apply, self._updates, self._replies = round_, apply, updates, replies
-        self._local: Any = round_.stage.local
-        self._losses = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
-        if not self._losses:
-            raise FipaError(
-                "step control needs the clients' loss, and none of them told it: make their apps with "
-                "fipa.flower.client(..., objective=...), or leave step control out"
-            )
-        self.loss = round_.mean(replies, self._losses) + self._penalty(round_.state.theta)
-
-    def probe(self, theta: Tensor) -> Conversation[float]:
-        """The clients' loss at a model. Who does not answer counts neither there nor at the broadcast model."""
-        varies = self._local is not None and self._local.varies
-        answers = yield from self._round.ask(list(self._losses), VariedLoss(theta) if varies else Loss(theta))
-        if not answers.values or not answers.enough:
-            return math.inf
-        before = self._round.mean(self._replies, {client: self._losses[client] for client in answers.values})
-        here = self.loss - self._penalty(self._round.state.theta) - before
-        return self._round.mean(self._replies, answers.values) + here + self._penalty(theta)
-
-    def _penalty(self, theta: Tensor) -> float:
-        return 0.5 * self._decay * float(theta @ theta) if self._decay else 0.0
-
-    def follow(self, rule: Rule, result: Result[Tensor]) -> Conversation[tuple[Result[Tensor], float]]:
-        """Each client's correction is an update like any other: the same rule weighs it.
-
-        Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
-        """
-        local, theta, floor = self._local, self._round.state.theta, floor_of(rule)
-        v = result.theta - theta
-        answers = yield from self._round.ask(list(self._replies), Bend(theta, v))
-        if len(answers.values) < len(self._replies):
-            raise Diverged("a client does not tell how its residuals bend")
-        corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
-        for client, gradient in answers.values.items():
-            corrections[client] = 0.5 * local(self._replies[client].update.sketch, aligned(gradient), floor)
-        full: Any = rule
-        a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
-        mean = self._apply(FedAvg()).theta - theta
-        length = float((v + a).norm())
-        cosine = float((v + a) @ mean) / (length * float(mean.norm()) or 1.0)
-        diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
-        ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
-        return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
 
 
 STAYS = "the model stays as it is"
@@ -373,17 +308,6 @@ def _arrived(updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], late
 def _setting(rule: Rule, name: str) -> float | None:
     value = getattr(rule, name, None)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _averaged(replies: Sequence[Reply]) -> dict[str, Tensor]:
-    """Buffers, weighted by the clients' examples."""
-    total = sum(reply.update.num_examples for reply in replies)
-    shares = [reply.update.num_examples / total for reply in replies]
-    return {
-        name: sum((reply.buffers[name] * share for reply, share in zip(replies[1:], shares[1:], strict=True)),
-                  replies[0].buffers[name] * shares[0])
-        for name in (replies[0].buffers if replies else ())
-    }  # fmt: skip
 
 
 def means(rows: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

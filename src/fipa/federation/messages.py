@@ -76,10 +76,17 @@ class Gradient:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The loss at a model. Answered with a number."""
+    """The loss at a model, infinite where it is no number. Answered with a number.
+
+    Parameters
+    ----------
+    theta, buffers
+        The model: its parameters, and the averaged tensors that are none.
+    """
 
     method: ClassVar[str] = "losses"
     theta: Tensor
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
     def about(self) -> tuple[Any, ...]:
         """What the site's method takes besides clients and round."""

@@ -21,8 +21,8 @@ class RoundRecord:
         Its number; rounds of a warm-up count.
     metric, averaged_metric
         What the model is worth after the round, and the mean of the last models; None where it was not evaluated.
-    loss
-        The clients' weighted mean at the model that was broadcast.
+    loss, loss_after
+        The clients' weighted mean at the model that was broadcast, and, with step control, after the round's step.
     seconds
         The time that clients and server took, evaluation aside.
     uplink_bytes, downlink_bytes, trips, messages
@@ -47,6 +47,7 @@ class RoundRecord:
     metric: float | None = None
     averaged_metric: float | None = None
     loss: float | None = None
+    loss_after: float | None = None
     seconds: float = 0.0
     uplink_bytes: int = 0
     downlink_bytes: int = 0

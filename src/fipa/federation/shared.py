@@ -22,7 +22,9 @@ from fipa.curvature.basis import BasisCurvature
 from fipa.errors import Diverged, FipaError, SketchError
 from fipa.federation.basis import ROOM, Basis, new_columns
 from fipa.federation.control import Conversation, StepControl, controlled
+from fipa.federation.judges import Judges
 from fipa.federation.messages import Curve, Late, Reply
+from fipa.federation.outcome import Outcome
 from fipa.federation.quadratics import News, Quadratics
 from fipa.federation.trust import TrustRegion
 from fipa.layout import Layout
@@ -30,7 +32,7 @@ from fipa.linalg import aligned
 from fipa.randomness import generator_for
 
 if TYPE_CHECKING:
-    from fipa.federation.coordinator import Outcome, _Round
+    from fipa.federation.coordinator import _Round
 
 TRAIL = 20  # rounds whose late answers can still be placed
 
@@ -222,14 +224,23 @@ class SharedStep:
         control, rule = self.round.stage.control, self.rule
         apply = aggregator(self.theta, [pooled])
         if control is None:
-            return self.round.outcome(apply(rule, {}), None, 1, rule.damping, rule.radius)
-        judges = self.round.judges(self.replies, rule.weight_decay)
+            return Outcome(apply(rule, {}), None, 1, rule.damping, radius=rule.radius)
+        judges = yield from Judges(self.round, None, (), self.replies, rule.weight_decay).called()
         if isinstance(control, StepControl):
             value = control.start(rule) if radius is None else radius
             trial = yield from controlled(
                 control, rule, value, judges.loss, lambda tried: apply(tried, {}), judges.probe, judges.follow
             )
-            return self.round.outcome(trial.result, trial.value, trial.trials, trial.used, rule.radius)
+            after = trial.loss if trial.result is not None else judges.loss
+            return Outcome(
+                trial.result,
+                trial.value,
+                trial.trials,
+                trial.used,
+                radius=rule.radius,
+                loss=judges.loss,
+                loss_after=after,
+            )
         if self.trains:
             raise FipaError(
                 "a trust region is for clients that send gradients: give clients that train step control instead, "
@@ -239,7 +250,7 @@ class SharedStep:
         if len(self.replies) < self.round.population:
             radius = control.adapted(radius, ratio, self.memory.full_length, age)
             result = apply(replace(rule, radius=radius), {})
-            return self.round.outcome(result, radius, 1, rule.damping, radius)
+            return Outcome(result, radius, 1, rule.damping, radius=radius)
         return (yield from self._judged(control, apply, judges, pooled, radius))
 
     def _judged(
@@ -265,7 +276,10 @@ class SharedStep:
             if turn == 0 or turn * way < 0:
                 break  # as it should be, or back to where it came from
             wanted, way = next_, turn
-        return self.round.outcome(taken, used if taken is not None else wanted, trials, self.rule.damping, used)
+        return Outcome(
+            taken, used if taken is not None else wanted, trials, self.rule.damping, radius=used, loss=judges.loss,
+            loss_after=best,
+        )  # fmt: skip
 
     def _expected(self, pooled: ClientUpdate, step: Tensor) -> float:
         """By how much the loss falls, as the quadratics have it."""

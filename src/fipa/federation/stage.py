@@ -16,8 +16,11 @@ from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
+from fipa.federation.safety import Safety
 from fipa.federation.trust import TrustRegion
 from fipa.randomness import seed_for
+
+Control = StepControl | TrustRegion
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Stage:
         Let each client choose its rank and its number of local steps.
     evaluate_every
         Rounds from one evaluation to the next; the stage's last round is always evaluated.
+    safety
+        Limits for rules and clients that nobody has tuned.
     """
 
     rule: Rule
@@ -48,10 +53,11 @@ class Stage:
     plan: CurvaturePlan | None = None
     lr_scale: float = 1.0
     damping_decay: float = 1.0
-    control: StepControl | TrustRegion | None = None
+    control: Control | None = None
     adaptive_rank: AdaptiveRank | None = None
     adaptive_steps: AdaptiveSteps | None = None
     evaluate_every: int = 1
+    safety: Safety | None = None
 
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
@@ -77,9 +83,7 @@ class Stage:
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 
 
-def check_together(
-    rule: Rule, local: LocalRule | None, plan: CurvaturePlan | None, control: StepControl | TrustRegion | None
-) -> None:
+def check_together(rule: Rule, local: LocalRule | None, plan: CurvaturePlan | None, control: Control | None) -> None:
     """Refuse settings of server and clients that only work in pairs."""
     newton = isinstance(local, GaussNewton)
     if isinstance(control, StepControl) and control.acceleration is not None:

@@ -18,7 +18,7 @@ from fipa.curvature.summary import Arrived, CurvatureSummary
 from fipa.errors import SketchError
 from fipa.federation.messages import Curve, Loss, Order, Reply, VariedLoss
 from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
-from fipa.flower.request import KEY, VERSION, Request, check_version
+from fipa.flower.request import JUDGE, KEY, VERSION, Request, check_version
 from fipa.layout import Layout
 from fipa.randomness import seed_for
 
@@ -107,16 +107,21 @@ class Expected:
         Shapes of the tensors that are averaged.
     limits
         How large they may be.
+    loss_name
+        What apps call the loss that they return; None for the one name with "loss" in it.
     """
 
     layout: Layout
     theta: Tensor
     buffers: Mapping[str, tuple[int, ...]]
     limits: Limits
+    loss_name: str | None = None
 
 
 def decode(content: RecordDict, request: Request, expected: Expected) -> Reply | Tensor | float:
     """Read and check the answer to a request. Whatever is wrong with it is a `PayloadError`."""
+    if request.method == JUDGE:
+        return judged(content, expected.loss_name)
     head = _head(content, request)
     size = nbytes(*content.array_records.values())
     if size > expected.limits.nbytes:
@@ -124,12 +129,25 @@ def decode(content: RecordDict, request: Request, expected: Expected) -> Reply |
     if request.method == Order.method:
         return _reply(content, head, request, expected)
     if request.method in (Loss.method, VariedLoss.method):
-        return _number(head, ANSWER)
+        return _loss(head, ANSWER)
     arrays = _record(content, ANSWER, ArrayRecord)
     length = request.curve["length"] if request.method == Curve.method else expected.layout.numel
     value = unpack(arrays, {ANSWER: (length,)}, expected.theta.dtype)[ANSWER]
     _check_size("gradient", value.norm(), expected.limits.curvature)
     return value
+
+
+def judged(content: RecordDict, name: str | None) -> float:
+    """The loss in the metrics that an app's evaluate function returned; infinite where it is no number."""
+    numbers = {key: value for record in content.metric_records.values() for key, value in record.items()}
+    found = [key for key in numbers if (key == name if name else "loss" in key.lower())]
+    if len(found) != 1:
+        there = ", ".join(map(repr, numbers)) or "no metrics"
+        wanted = repr(name) if name else 'one name with "loss" in it'
+        raise PayloadError(
+            f"has {there}, expected {wanted}: let @app.evaluate() return the loss, or name it with FIPA(loss_name=...)"
+        )
+    return _loss(numbers, found[0])
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -221,6 +239,14 @@ def _number(head: Any, key: str) -> float:
     if type(value) is not float or not math.isfinite(value):
         raise PayloadError(f"has {key} = {value!r}, expected a finite number")
     return value
+
+
+def _loss(numbers: Any, key: str) -> float:
+    """Where a model is so bad that its loss is no number, that is what the server must know."""
+    value = numbers.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PayloadError(f"has {key} = {value!r}, expected a number")
+    return float(value) if math.isfinite(value) else math.inf
 
 
 def _check_size(name: str, size: Tensor, limit: float) -> None:

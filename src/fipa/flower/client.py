@@ -8,9 +8,10 @@ Without: `app = fipa.flower.client(ClientApp(), objective=lambda context: (model
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -20,13 +21,17 @@ from torch import Tensor, nn
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvatureSummary, Occasion
 from fipa.curvature.terms import LossName
-from fipa.errors import FipaError
+from fipa.errors import FipaError, SketchError
 from fipa.federation.messages import Reply
+from fipa.federation.safety import CURVATURE, TRAINING
 from fipa.flower.answer import encode
+from fipa.flower.batches import Forward, adapted
 from fipa.flower.masked import MASKED, SECURE, masked
 from fipa.flower.masked import answered as answered_masked
+from fipa.flower.names import HALF, NAMES, Names, change
 from fipa.flower.node import Objective, SiteOf, answered, site_by
-from fipa.flower.request import FIPA_ACTION, KEY, WHO, Request
+from fipa.flower.request import FIPA_ACTION, KEY, VERSION, WHO, Request
+from fipa.flower.watch import Training, current, watched
 from fipa.layout import Layout
 from fipa.randomness import seed_for
 
@@ -54,8 +59,19 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
     >>> model, x, y = nn.Linear(4, 3), torch.randn(20, 4), torch.randint(3, (20,))
     >>> app = client(ClientApp(), objective=lambda context: (model, (x, y), "cross_entropy"))
     """
+    if not isinstance(app, ClientApp):
+        raise FipaError(
+            f"client(...) takes a flwr.clientapp.ClientApp, got a {type(app).__name__}: client(ClientApp())"
+        )
     if objective is not None:
+        if not callable(objective):
+            raise FipaError("objective is a function of the node's context that returns (model, data)")
         site_of = site_by(objective)
+    register = app.train
+
+    def watching(action: str = "default", *, mods: Any = None) -> Any:
+        """Train functions that are registered from here on are watched: their time, and what they read."""
+        return register(action, mods=[watched, *(mods or [])])
 
     @app.query(WHO)
     def who(message: Message, context: Context) -> Message:
@@ -76,6 +92,7 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
     def train(message: Message, context: Context) -> Message:
         return _by_site(message, context, site_of)
 
+    app.train = watching  # type: ignore[method-assign]
     return app
 
 
@@ -105,6 +122,8 @@ def reply(
     metrics: MetricRecord | Mapping[str, Any] | None = None,
     *,
     loss: LossName = "cross_entropy",
+    forward: Forward | None = None,
+    residual: Forward | None = None,
     num_examples: int | None = None,
 ) -> Message:
     """Answer a train message: the update, and what the server wants to know of the curvature.
@@ -114,62 +133,133 @@ def reply(
     message, context
         As Flower gave them: the message has the parameters that training began with.
     model
-        After training; it stays as it is.
+        After training; it stays as it is. In float16 or bfloat16 its curvature is computed in float32.
     data
-        What it was trained on, as for `fipa.sketch`: tensors (x, y) or an iterable of such batches.
+        What it was trained on: tensors (x, y), a `DataLoader`, or any iterable of batches. Batches are x, (x, y), or
+        dicts, of which the model takes all tensors but the labels: one as its argument, several as keywords.
     metrics
         Numbers for the server's log.
     loss
-        That the model was trained with.
+        That the model was trained with: `"cross_entropy"` of its outputs or their `.logits`, or `"mse"`.
+    forward
+        `forward(model, batch)` returns the model's outputs (examples x outputs) for batches of any other form.
+    residual
+        `residual(model, batch)` returns what the loss is the mean square of (examples, or examples x numbers).
     num_examples
         The client's weight; by default `metrics["num-examples"]`, or else the length of the data.
     """
     request = Request.of(message.content)
-    metrics = dict(metrics or {})
-    count = num_examples or metrics.get(EXAMPLES) or _length(data)
+    training, metrics = current.get(), dict(metrics or {})
+    count = _count(num_examples, metrics, data)
+    seconds = None if training is None else training.seconds
+    if loss not in get_args(LossName):
+        raise FipaError(f"reply(loss={loss!r}): choose one of {', '.join(map(repr, get_args(LossName)))}, or residual=")
     before = message.content.array_records[ARRAYS].to_torch_state_dict()
-    layout, delta = _delta(model, before, request.params)
-    source = Data(data, loss, int(count))
-    summary = curvature(request, _at(model, before), layout, source, delta)
+    notes = _rate(request, training)
+    names = Names.of(model, before)
+    if not names.trained:
+        raise FipaError("no parameter of this model requires a gradient: nothing of it is trained")
+    if not _expected(request, names):
+        return _told(message, request, names)
+    layout, delta = change(model, before, request.params)
+    if not bool(delta.isfinite().all()):
+        raise FipaError("training has left the finite numbers: lower the learning rate")
+    begun = time.perf_counter()
+    twin, batches = _at(model, before), data
+    if request.plan is not None and loss != "least_squares":
+        twin, batches = adapted(twin, data, forward or residual)
+    summary = curvature(request, twin, layout, Data(batches, "mse" if residual else loss, count), delta)
+    if seconds is not None and summary is not None:
+        metrics |= {TRAINING: seconds, CURVATURE: time.perf_counter() - begun}
     after = model.state_dict()
-    buffers = {name: after[name].detach() for name in request.buffers if name in after}
+    buffers = {name: _wide(after[name].detach()) for name in request.buffers if name in after}
     if SECURE in message.content:
         return Message(masked(message.content, context, summary, buffers), reply_to=message)
-    update = ClientUpdate(delta, int(count), summary, request.client)
+    update = ClientUpdate(delta, count, summary, request.client)
     numbers = {name: value for name, value in metrics.items() if name != EXAMPLES}
-    return Message(encode(request, Reply(update, buffers=buffers, metrics=numbers)), reply_to=message)
+    answer = Reply(update, notes=notes, buffers=buffers, metrics=numbers)
+    return Message(encode(request, answer), reply_to=message)
 
 
 def curvature(request: Request, model: nn.Module, layout: Layout, data: Data, delta: Tensor) -> CurvatureSummary | None:
     """What a request wants to know, at the model's present parameters."""
     k, plan = request.round_number, request.plan
     own, shared = seed_for(request.seed, "sketch", k, request.client), seed_for(request.seed, "test matrix", k)
-    return None if plan is None else plan.compute(model, layout, data, Occasion(own, shared, delta))
+    if plan is None:
+        return None
+    settings: Any = plan
+    if data.loss != "cross_entropy" and getattr(plan, "sampled_labels", None) is not None:
+        settings = replace(settings, sampled_labels=None)  # squares have no labels to draw
+    if data.loss == "least_squares" and getattr(plan, "max_examples", None) is not None:
+        settings = replace(settings, max_examples=None)
+    occasion = Occasion(own, shared, delta)
+    try:
+        found: CurvatureSummary = settings.compute(model, layout, data, occasion)
+    except SketchError:
+        if getattr(plan, "route", None) != "auto":
+            raise
+        found = replace(settings, route="matrix_free").compute(model, layout, data, occasion)  # takes more models
+    return found
 
 
-def _delta(model: nn.Module, before: Mapping[str, Tensor], names: tuple[str, ...]) -> tuple[Layout, Tensor]:
-    """The change of the parameters that the server wants, flat, and their layout."""
-    params = dict(model.named_parameters())
-    missing = [name for name in names if name not in params or name not in before]
-    if missing:
+def _expected(request: Request, names: Names) -> bool:
+    """Whether the model is what the server takes it for."""
+    other = [name for name in request.params if name not in names.trained]
+    if other and request.settled:
         raise FipaError(
-            f"the server trains {missing[0]!r}, which is no parameter here: give FIPA(params=...) its names"
+            f"the server trains {other[0]!r}, which is frozen here, or no parameter: build the same model everywhere, "
+            "or give FIPA(params=...) the names of those that all clients train"
         )
-    frozen = [name for name in names if not params[name].requires_grad]
-    if frozen:
-        raise FipaError(
-            f"the server trains {frozen[0]!r}, which is frozen here: give FIPA(params=...) the others' names"
-        )
-    change = {name: params[name].detach().cpu() - before[name] for name in names}
-    layout = Layout.of(change)
-    return layout, layout.flatten(change)
+    return not other and (request.settled or set(names.averaged) <= set(request.buffers))
+
+
+def _told(message: Message, request: Request, names: Names) -> Message:
+    """Tell the server what the model is: it asks again."""
+    if SECURE in message.content:
+        other = next(iter([n for n in request.params if n not in names.trained] or names.averaged))
+        raise FipaError(f"{other!r} is no trained parameter here: give SecureFIPA(params=...) the names of those")
+    head: dict[str, Any] = {
+        "version": VERSION,
+        "round": request.round_number,
+        "client": request.client,
+        NAMES: names.encode(),
+    }
+    return Message(RecordDict({KEY: ConfigRecord(head)}), reply_to=message)
+
+
+def _rate(request: Request, training: Training | None) -> tuple[str, ...]:
+    """A factor for the learning rate that nobody read is an error if the user gave it, and a note if the server did."""
+    name = None if training is None or request.lr_scale == 1.0 else training.unread()
+    if name is None:
+        return ()
+    text = (
+        f"the learning rate is to be scaled by {request.lr_scale:g}, and the train function did not read it: take it "
+        f'from message.content["config"]["{name}"]'
+    )
+    if request.strict:
+        raise FipaError(f"{text}, or leave lr_scale out of FIPA(...)")
+    return (text,)
+
+
+def _count(given: int | None, metrics: Mapping[str, Any], data: Any) -> int:
+    count = next((n for n in (given, metrics.get(EXAMPLES)) if n is not None), None)
+    count = _length(data) if count is None else count
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise FipaError(f"reply: num-examples = {count!r}, expected a whole number of at least 1")
+    return count
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def _at(model: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the model with the parameters that the server sent."""
+    """A copy of the model with the parameters that the server sent, in float32 at least."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.load_state_dict(dict(before), strict=False)
+    if any(parameter.dtype in HALF for parameter in twin.parameters()):
+        twin = twin.float()
     return twin
 
 
@@ -178,6 +268,8 @@ def _length(data: Any) -> int:
     data = getattr(data, "dataset", data)
     if isinstance(data, list):
         return sum(_length(batch) for batch in data)
+    if isinstance(data, Mapping):
+        data = next((part for part in data.values() if isinstance(part, Tensor)), data)
     data = data[0] if isinstance(data, tuple) else data
     if not isinstance(data, Sized):
         raise FipaError("how many examples are these? give reply(..., num_examples=...)")

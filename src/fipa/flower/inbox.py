@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation.messages import Late, Order, Reply
 from fipa.flower.answer import Expected, decode
 from fipa.flower.codec import nbytes
+from fipa.flower.names import NAMES, Names
 from fipa.flower.request import KEY, Request
 
 OLDEST = 10  # rounds after which an answer is no longer waited for
-LONGEST = 2000  # characters of a reason: clients choose some of the words
+LONGEST = 2**16  # characters of a reason: a client's whole error, but not all that it could think of
 NEEDS = "needs"  # what a client lacks to answer
 LACKING = ("frame", "basis")  # arrays that never change, or its copy of the shared basis
 
@@ -34,6 +36,8 @@ class Post:
         Reasons by client, or by node where no client is known.
     lacking
         Clients that lack something they must be sent first.
+    names
+        What clients say their model is, where the server takes it for another.
     uplink, received
         Bytes and messages.
     """
@@ -42,6 +46,7 @@ class Post:
     late: list[Late] = field(default_factory=list)
     refused: dict[int | str, str] = field(default_factory=dict)
     lacking: list[int] = field(default_factory=list)
+    names: dict[int, Names] = field(default_factory=dict)
     uplink: int = 0
     received: int = 0
 
@@ -81,8 +86,10 @@ class Inbox:
             else:
                 yield request, reply.content
 
-    def open(self, replies: Iterable[Message], method: str, k: int, expected: Expected) -> Post:
-        """Read what came back to a question of round k."""
+    def open(
+        self, replies: Iterable[Message], method: str, k: int, expected: Expected, arrays: Mapping[str, Tensor]
+    ) -> Post:
+        """Read what came back to a question of round k about a model of these arrays."""
         post = Post()
         for request, content in self.matched(replies, post.refused):
             post.uplink += nbytes(*content.array_records.values())
@@ -90,6 +97,10 @@ class Inbox:
             with reading(request.client, post.refused):
                 if _lacks(content):
                     post.lacking.append(request.client)
+                    continue
+                told = _names(content)
+                if told is not None:
+                    post.names[request.client] = Names.decode(told, arrays)
                     continue
                 answer = decode(content, request, expected)
                 post.uplink += 8 * (isinstance(answer, float) or getattr(answer, "loss", None) is not None)
@@ -117,6 +128,11 @@ def reading(client: int, refused: dict[int | str, str]) -> Iterator[None]:
 def _lacks(content: RecordDict) -> bool:
     head = content.config_records.get(KEY)
     return head is not None and head.get(NEEDS) in LACKING
+
+
+def _names(content: RecordDict) -> Any:
+    head = content.config_records.get(KEY)
+    return None if head is None else head.get(NAMES)
 
 
 def _agree(post: Post) -> None:

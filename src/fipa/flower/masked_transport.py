@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.errors import FipaError
-from fipa.federation.messages import Answers, Ask, Order, Reply, Who
+from fipa.federation.messages import Answers, Ask, Loss, Order, Reply, Who
 from fipa.flower.inbox import reading
 from fipa.flower.masked import MASKED, SECURE, unwrap, wrap
 from fipa.flower.request import Request
@@ -39,7 +39,7 @@ class MaskedTransport(FlowerTransport):
     def ask(self, ask: Ask) -> Callable[[], Answers]:
         """Refuses all that would look at one client."""
         question = ask.question
-        if isinstance(question, Who):
+        if isinstance(question, Who) or (isinstance(question, Loss) and self._validate is not None):
             return super().ask(ask)
         if not isinstance(question, Order):
             raise FipaError(f"masked sums hide what one client would say of {question.method}: only orders go out")

@@ -25,6 +25,7 @@ KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
 FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
+JUDGE = "evaluate"  # the question for the loss at a model, to an app's own evaluate function
 QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, VariedLoss, Bend, Curve)}
 Asked = Order | Gradient | Loss | Bend | Curve
 
@@ -55,6 +56,10 @@ class Request:
         Settings of an `Order`.
     curve
         Settings of a `Curve`, among them the marks of the shared basis before and after its moves.
+    settled
+        Whether clients have told already which arrays of their model are trained and averaged.
+    strict
+        Whether a learning rate that the client does not scale is an error.
     """
 
     method: str
@@ -68,6 +73,8 @@ class Request:
     memory: int | None = None
     order: dict[str, Any] = field(default_factory=dict)
     curve: dict[str, Any] = field(default_factory=dict)
+    settled: bool = False
+    strict: bool = False
 
     @property
     def plan(self) -> CurvaturePlan | None:

@@ -27,6 +27,7 @@ class Roster:
         self._asked: dict[int, float] = {}  # when
         self._questions: set[str] = set()  # without an answer
         self._silent: set[int] = set()  # did not answer in their last round
+        self._strangers: dict[int, str] = {}  # nodes that did not say what they hold, and why
 
     def partition(self, node: int) -> int:
         """The partition that a node holds; -1 for a node that did not say."""
@@ -53,6 +54,13 @@ class Roster:
             late = [node for node in nodes - set(self._partitions) if now - self._asked[node] < PATIENCE]
             if len(known) >= least and not late:
                 return dict(sorted(known.items()))
+            strangers = {node: why for node, why in self._strangers.items() if node in nodes}
+            if strangers and not late and len(known) + len(strangers) >= least:
+                said = "\n".join(f"node {node}: {why}" for node, why in sorted(strangers.items()))
+                raise FipaError(
+                    f"{len(strangers)} of {len(nodes)} nodes do not say which partition they hold, and the others are "
+                    f"fewer than {least}: make their app with app = fipa.flower.client(ClientApp()). They say:\n{said}"
+                )
             if now - begun > WAIT:
                 raise FipaError(
                     f"{len(known)} of at least {least} clients are there after {WAIT:g} s: start more SuperNodes, "
@@ -81,7 +89,8 @@ class Roster:
             else:
                 self._asked[node] = -PATIENCE  # nobody waits for it
                 reason = str(reply.error.reason) if reply.has_error() else f"it says {partition!r}"
-                log(WARNING, "node %d does not say which partition it holds: %s", node, reason[:300])
+                self._strangers[node] = reason
+                log(WARNING, "node %d does not say which partition it holds: %s", node, reason)
                 log(WARNING, "make its app with fipa.flower.client(ClientApp())")
 
 

@@ -44,7 +44,11 @@ class SecureFIPA(FIPA):
         **settings: Any,
     ) -> None:
         rule = AdditiveFIPA(damping=0.5, step=0.25) if rule is None else rule
-        barred = [n for n in ("warmup_rounds", "late", "precision", "quorum", "control", "arm") if settings.get(n)]
+        names = ("warmup_rounds", "late", "precision", "quorum", "arm", "rank", "labels", "examples")
+        barred = [n for n in names if settings.get(n)]
+        if settings.get("validate") is None:
+            barred += ["control"] if settings.get("control") else []
+            settings["control"] = False
         local = settings.get("local")
         barred += ["local"] if local is not None and (local.remembers or local.tells) else []
         if barred or not isinstance(rule, AdditiveFIPA):
@@ -57,13 +61,17 @@ class SecureFIPA(FIPA):
         self.threshold = threshold
         self.fraction_bits = fraction_bits
 
-    def _transport(
-        self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None
-    ) -> MaskedTransport:
+    def transport(
+        self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,
+        **more: Any,
+    ) -> MaskedTransport:  # fmt: skip
+        """What carries the questions."""
         return MaskedTransport(
             grid, cargo, names, seed=self.seed, patience=patience, config=config, roster=self._roster,
-            threshold=self.threshold, fraction_bits=self.fraction_bits,
+            threshold=self.threshold, fraction_bits=self.fraction_bits, validate=self._validate, **more,
         )  # fmt: skip
 
-    def _settings(self) -> dict[str, str]:
-        return super()._settings() | {"fraction_bits": repr(self.fraction_bits)}
+    def settings(self) -> tuple[dict[str, str], dict[str, str]]:
+        """What must not change between a checkpoint and its use, and what may."""
+        fixed, free = super().settings()
+        return fixed | {"fraction_bits": repr(self.fraction_bits)}, free

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -13,35 +13,31 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from torch import Tensor
 
 import fipa
 from fipa.aggregation.rule import Rule, plan_for
-from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
 from fipa.federation.arm import Arm
-from fipa.federation.checkpoint import load_state, save_state
-from fipa.federation.control import StepControl
-from fipa.federation.coordinator import Coordinator, State, means
-from fipa.federation.engine import carry
+from fipa.federation.coordinator import means
 from fipa.federation.parameters import Seen
 from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
-from fipa.federation.stage import Stage
+from fipa.federation.safety import Safety
+from fipa.federation.stage import Control, Stage
 from fipa.flower.answer import Limits, finite_numbers
+from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
+from fipa.flower.journal import EVALUATE, TRAIN, Journal
 from fipa.flower.roster import Roster, collect, post
-from fipa.flower.transport import Cargo, FlowerTransport, Patience
-from fipa.layout import Layout, ParamSelection, selected
+from fipa.flower.run import Run
+from fipa.flower.settings import check, main_stage, whole
+from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
+from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
 
-BUFFERS = ("running_mean", "running_var")  # of BatchNorm: averaged, not trained
-TRAIN, EVALUATE, CENTRAL = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
 OURS = ("configure_train", "aggregate_train")  # of Flower's strategies, which a coordinator does instead
-KEPT = 10_000  # events
-FLOOR = 0.01
 
 
 class FIPA(FedAvg):
@@ -53,21 +49,34 @@ class FIPA(FedAvg):
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=0.5, step=0.25)`; with Gauss-Newton clients `fipa.FIPA(floor=0.01)`.
+        Default: `fipa.CompletedFIPA(damping=1.0)`; with Gauss-Newton clients `fipa.FIPA(floor=0.01)`.
     local
         How clients with an objective train: `fipa.GaussNewton()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
-        What clients tell of their curvature; by default what the rule needs, sketches of rank 20.
+        What clients tell of their curvature, all of it; by default what the rule needs.
+    rank, labels, examples
+        In the place of `plan`, for rules that need sketches: their rank (10), labels per example that are drawn from
+        the model's predictions (1; 0 for all classes), and the most examples (32, and fewer where that takes longer
+        than training). Not with Gauss-Newton clients, whose sketches are exact.
     control
-        Adapts damping or step to the loss that clients report of a proposed model. Default with Gauss-Newton clients:
-        `fipa.StepControl(select="best", initial=0.01)`, else none; `False` for none.
+        Lets a step be taken only if it lowers the loss: `fipa.StepControl(...)`, True or False. On by default with the
+        default rule: four dampings are tried at most, each ten times as careful as the one before.
+    validate
+        `validate(arrays)` tells the loss of a model on the server. Without it clients do: those with an objective by
+        that, others by the app's own `@app.evaluate()` function, which must return a loss.
+    loss_name
+        Of the loss among the metrics of that function; by default the one name with "loss" in it.
+    safety
+        `fipa.federation.safety.Safety`: the longest step, slower clients after rounds without one, and the share of a
+        client's time for curvature. By default on with the default rule; None for none.
     warmup_rounds, warmup_rule, warmup_local
         So many rounds with that rule, `fipa.FedAvg()`, and that training first.
     lr_scale
-        Factor for the clients' learning rate after the warm-up: `message.content["config"]["lr-scale"]`.
+        Factor for the clients' learning rate after the warm-up. The `lr` of `train_config` is multiplied by it, or
+        else it is `message.content["config"]["lr-scale"]`. A client that reads neither is refused.
     params
-        Names or patterns of the parameters that are trained; by default all arrays of floating-point numbers but the
-        statistics of BatchNorm, which are averaged.
+        Names or patterns of the parameters that are trained; by default those that clients do not freeze. Buffers of
+        floating-point numbers that training changes, such as BatchNorm's statistics, are averaged.
     precision
         Of matrices on their way to the server: `"float32"`, `"bfloat16"` or `"int8"`.
     deadline, quorum, grace
@@ -80,8 +89,13 @@ class FIPA(FedAvg):
         What is taken from a client at most.
     seed
         Of all choices: the same seed gives the same run, whatever the nodes' ids and the order of their replies.
-    checkpoint
-        File for the state after every round. If it is there already, `start` resumes from it.
+    checkpoint, keep
+        File for the state after every round. If it is there already, `start` resumes from it: with other settings, if
+        you like, but for those that the error names. Beside it the states after the last `keep` rounds, and the best.
+    stop_after
+        So many rounds in a row without a usable answer, a quorum or a judge end the run with an error; 0 for never.
+    output
+        Folder for results.json, of which `fipa report` makes a page.
     arm
         Stages and participation all at once, as experiments have them, in the place of the settings above.
     seen
@@ -103,7 +117,13 @@ class FIPA(FedAvg):
         *,
         local: LocalRule | None = None,
         plan: CurvaturePlan | None = None,
-        control: StepControl | bool | None = None,
+        rank: int | None = None,
+        labels: int | None = None,
+        examples: int | None = None,
+        control: Control | bool | None = None,
+        validate: Validate | None = None,
+        loss_name: str | None = None,
+        safety: Safety | bool | None = True,
         warmup_rounds: int = 0,
         warmup_rule: Rule | None = None,
         warmup_local: LocalRule | None = None,
@@ -117,35 +137,44 @@ class FIPA(FedAvg):
         limits: Limits | None = None,
         seed: int = 0,
         checkpoint: str | Path | None = None,
+        keep: int = 3,
+        stop_after: int = 3,
+        output: str | Path | None = None,
         arm: Arm | None = None,
         seen: Seen | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         check_precision(precision)
-        if (late is not None and not 0 < late <= 1) or warmup_rounds < 0 or not lr_scale > 0:
-            raise FipaError("FIPA: late lies between 0 and 1, warmup_rounds is not negative, and lr_scale positive")
-        replaced = [name for name in OURS if getattr(type(self), name) is not getattr(FedAvg, name)]
+        check(locals())
+        replaced = [name for name in OURS if getattr(type(self), name) is not getattr(FIPA, name)]
         if replaced:
             raise FipaError(f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own")
-        newton = isinstance(local, GaussNewton)
-        default = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=0.5, step=0.25)
-        self.rule = default if rule is None else rule
-        if control is True or (control is None and newton and rule is None):
-            control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
-        plan = plan_for(self.rule) if plan is None else plan
+        sketches = {"rank": rank, "labels": labels, "examples": examples}
+        self._main = main_stage(rule, local, plan, control, safety, lr_scale, sketches)
+        self.rule = self._main.rule
         first = fipa.FedAvg() if warmup_rule is None else warmup_rule
-        self._main = Stage(self.rule, local, 1, plan, lr_scale, control=control or None)
         self._warmup = Stage(first, warmup_local, warmup_rounds, plan_for(first)) if warmup_rounds else None
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
         self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
-        self.limits = limits or Limits()
-        self.seen: Seen = dict(seen or {})
+        self.limits, self._validate, self._loss_name = limits or Limits(), validate, loss_name
+        self.lr_scale, self.stop_after, self.seen = lr_scale, stop_after, dict(seen or {})
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
-        self.records: list[RoundRecord] = []
-        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.output = Path(output) if output is not None else None
+        self.checkpoints = Checkpoints(self.checkpoint, keep)
+        self.journal = Journal()
         self._roster = Roster()
-        self._metrics: dict[str, dict[int, dict[str, Any]]] = {}
+        self._run: Run | None = None  # of a subclass with a loop of its own
+
+    @property
+    def records(self) -> list[RoundRecord]:
+        """Of all rounds so far."""
+        return self.journal.records
+
+    @property
+    def events(self) -> deque[dict[str, Any]]:
+        """What happened, by round and client."""
+        return self.journal.events
 
     def arm(self, num_rounds: int) -> Arm:
         """What happens in so many rounds."""
@@ -174,68 +203,48 @@ class FIPA(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run up to `num_rounds` rounds, those of an earlier process included; arguments as for Flower's strategies."""
+        if not whole(num_rounds, 1):
+            raise FipaError(f"start(num_rounds={num_rounds!r}): must be a whole number of at least 1")
         self.summary()
+        patience = replace(self.patience, timeout=timeout)
         initial = dict(initial_arrays.to_torch_state_dict())
-        cargo, theta = self._cargo(initial)
-        coordinator = Coordinator(self.arm(num_rounds), self.seed, survives=True)
-        transport = self._transport(grid, cargo, tuple(initial), replace(self.patience, timeout=timeout), train_config)
-        state = self._resumed(coordinator.start(theta, cargo.buffers, self.seen))
-        arrays = cargo.arrays(state.theta, state.buffers, tuple(initial))
-        if evaluate_fn and state.round_number == coordinator.arm.after:
-            self._note(CENTRAL, state.round_number, evaluate_fn(state.round_number, arrays))
-        while state.round_number < num_rounds:
-            state, record = carry(coordinator.round(state), transport)
-            k, arrays = state.round_number, cargo.arrays(state.theta, state.buffers, tuple(initial))
-            self._keep(record)
-            self._evaluate(k, arrays, transport, evaluate_config or ConfigRecord())
-            if evaluate_fn:
-                self._note(CENTRAL, k, evaluate_fn(k, arrays))
-            if self.checkpoint is not None:
-                save_state(self.checkpoint, state, durable=True, settings=self._settings(), metrics=self._metrics)
-        self.seen = state.seen
-        numbers = {
-            kind: {k: MetricRecord(values) for k, values in self._metrics.get(kind, {}).items()}
-            for kind in (TRAIN, EVALUATE, CENTRAL)
-        }
-        return Result(arrays, **numbers)
+        return Run(self, grid, initial, num_rounds, patience, train_config, evaluate_config).rounds(evaluate_fn)
 
-    def _transport(
-        self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None
-    ) -> FlowerTransport:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """For a `start` of your own that is written after Flower's: all of a round, which leaves no message to send."""
+        if self._run is None:
+            self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), 10**9, self.patience, config)
+        self._run.round()
+        self._run.close()
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What `configure_train` has come to."""
+        if self._run is None:
+            raise FipaError("FIPA.aggregate_train comes after configure_train: call super().start(...), or both")
+        return self._run.arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
+
+    def transport(
+        self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,
+        **more: Any,
+    ) -> FlowerTransport:  # fmt: skip
+        """What carries the questions."""
         return FlowerTransport(
             grid, cargo, names, seed=self.seed, patience=patience, precision=self.precision, limits=self.limits,
-            config=config, roster=self._roster,
+            config=config, roster=self._roster, validate=self._validate, loss_name=self._loss_name,
+            strict=self.lr_scale != 1.0, **more,
         )  # fmt: skip
 
-    def _cargo(self, arrays: Mapping[str, Tensor]) -> tuple[Cargo, Tensor]:
-        """Which of the arrays are trained, averaged or left alone; and the trained ones, flat."""
-        floating = [name for name, tensor in arrays.items() if tensor.is_floating_point()]
-        statistics = [name for name in floating if name.endswith(BUFFERS)]
-        names = selected(floating, self.params) if self.params else [n for n in floating if n not in statistics]
-        trained = {name: arrays[name] for name in names}
-        buffers = {name: arrays[name] for name in statistics if name not in trained}
-        frame = {name: tensor for name, tensor in arrays.items() if name not in trained and name not in buffers}
-        layout = Layout.of(trained)
-        return Cargo(layout, buffers, frame), layout.flatten(trained)
-
-    def _keep(self, record: RoundRecord) -> None:
-        """Log a round, and keep what is known of it."""
-        self.records.append(record)
-        for happened in record.events:
-            self._event(happened, WARNING if "refused" in happened["text"] or happened["client"] is None else INFO)
-        self._note(TRAIN, record.round, MetricRecord(numbers_of(record)))
-
-    def _event(self, happened: dict[str, Any], level: int) -> None:
-        self.events.append(happened)
-        who = "server" if happened["client"] is None else f"client {happened['client']}"
-        log(level, "round %d, %s: %s", happened["round"], who, happened["text"])
-
-    def _evaluate(self, k: int, arrays: ArrayRecord, transport: FlowerTransport, config: ConfigRecord) -> None:
+    def judge(self, k: int, arrays: ArrayRecord, transport: FlowerTransport, config: ConfigRecord) -> None:
         """Let clients judge the model, as many as `fraction_evaluate` says."""
         questions = list(self.configure_evaluate(k, arrays, config, transport.grid))
         if questions:
             replies = collect(transport.grid, post(transport.grid, questions), transport.patience)
-            self._note(EVALUATE, k, self.aggregate_evaluate(k, replies))
+            self.journal.note(EVALUATE, k, self.aggregate_evaluate(k, replies))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -259,7 +268,7 @@ class FIPA(FedAvg):
                 rows.append((weight, finite_numbers(numbers)))
             else:
                 text = f"refused: the evaluation of node {reply.metadata.src_node_id} {reason}"
-                self._event(event(server_round, None, text), WARNING)
+                self.journal.say(event(server_round, None, text), WARNING)
         return MetricRecord(dict(means(rows))) if rows else None
 
     def _judgement(self, reply: Message) -> tuple[str | None, int, dict[str, Any]]:
@@ -272,50 +281,14 @@ class FIPA(FedAvg):
             return f"has {self.weighted_by_key} = {weight!r}", 0, {}
         return None, weight, numbers
 
-    def _resumed(self, start: State) -> State:
-        try:
-            loaded = load_state(self.checkpoint) if self.checkpoint is not None else None
-        except FipaError as error:
-            raise FipaError(f"the checkpoint {error}: delete it to begin anew, or choose another file") from error
-        if loaded is None:
-            return start
-        state, extra = loaded
-        before, now = extra.get("settings", {}), self._settings()
-        for name in now:
-            if now[name] != before.get(name):
-                raise FipaError(
-                    f"the checkpoint {self.checkpoint} was written with {name} = {before.get(name)}, now it is "
-                    f"{now[name]}: use the same settings, or another checkpoint"
-                )
-        if state.theta.shape != start.theta.shape:
-            raise FipaError(
-                f"the checkpoint {self.checkpoint} has {state.theta.numel()} parameters, the model "
-                f"{start.theta.numel()}: use the same model, or another checkpoint"
-            )
-        log(INFO, "resuming after round %d of %s", state.round_number, self.checkpoint)
-        self._metrics = extra.get("metrics", {})
-        return state
-
-    def _settings(self) -> dict[str, str]:
-        """What must not change between a checkpoint and its use."""
+    def settings(self) -> tuple[dict[str, str], dict[str, str]]:
+        """What must not change between a checkpoint and its use, and what may."""
         arm = self.arm(10**9)
-        settings = {f"stage {i}": repr(stage) for i, stage in enumerate(arm.stages)}
-        settings |= {"participation": repr(arm.participation), "params": repr(self.params)}
-        return settings | {name: repr(getattr(self, name)) for name in ("precision", "seed")}
-
-    def _note(self, kind: str, k: int, metrics: MetricRecord | None) -> None:
-        if metrics is not None:
-            log(INFO, "round %d, %s: %s", k, kind, dict(metrics))
-            self._metrics.setdefault(kind, {})[k] = dict(metrics)
-
-
-def numbers_of(record: RoundRecord) -> dict[str, Any]:
-    """A round as Flower's metrics: what clients reported, and what it took."""
-    in_time = int(record.metrics.get("pooled-clients", len(record.local_steps)))
-    known = {"loss": record.loss, "damping": record.damping, "step": record.step}
-    return dict(record.metrics) | {name: value for name, value in known.items() if value is not None} | {
-        "clients": in_time, "late": max(0, len(record.clients) - in_time), "trials": record.trials,
-        "accepted": int(record.accepted), "step-length": record.step_length, "uplink-bytes": record.uplink_bytes,
-        "downlink-bytes": record.downlink_bytes, "trips": record.trips, "messages": record.messages,
-        "seconds": record.seconds,
-    }  # fmt: skip
+        fixed = {"seed": repr(self.seed), "params": repr(self.params)}
+        for i, stage in enumerate(arm.stages):
+            fixed[f"rule of stage {i}"] = type(stage.rule).__name__
+            fixed[f"local rule of stage {i}"] = type(stage.local).__name__
+            if stage is not arm.stages[-1]:
+                fixed[f"rounds of stage {i}"] = repr(stage.rounds)
+        free = {f"stage {i}": repr(stage) for i, stage in enumerate(arm.stages)}
+        return fixed, free | {"participation": repr(arm.participation), "precision": repr(self.precision)}

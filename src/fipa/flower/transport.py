@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fipa.errors import FipaError
-from fipa.federation.messages import Answers, Ask, Curve, Order, Who
+from fipa.federation.messages import Answers, Ask, Curve, Loss, Order, Who
 from fipa.flower.answer import Expected, Limits
 from fipa.flower.codec import Precision, nbytes, pack
 from fipa.flower.inbox import Inbox, Post
-from fipa.flower.request import FIPA_ACTION, FRAME, KEY, Asked, Request, curve_of, settings_of, tensors_of
+from fipa.flower.names import HALF, Names, agreed
+from fipa.flower.request import FIPA_ACTION, FRAME, JUDGE, KEY, Asked, Request, curve_of, settings_of, tensors_of
 from fipa.flower.roster import Roster, collect, post
+from fipa.flower.watch import RATES, SCALE
 from fipa.layout import Layout
+
+Validate = Callable[[ArrayRecord], float]
 
 
 @dataclass(frozen=True)
@@ -71,21 +77,45 @@ class Cargo:
         Averaged tensors, as they are at the start.
     frame
         All other arrays: they never change.
+    tied
+        Other names of trained parameters.
+    dtypes
+        Of the arrays, where they are not those of the computation.
     """
 
     layout: Layout
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     frame: Mapping[str, Tensor] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Tensor], names: Names) -> tuple[Cargo, Tensor]:
+        """Arrays of a model, sorted by these names; and the trained ones, flat, in float32 at least."""
+        trained = {name: wide(arrays[name]) for name in names.trained}
+        buffers = {name: wide(arrays[name]) for name in names.averaged}
+        apart = {*trained, *buffers, *names.tied}
+        layout = Layout.of(trained)
+        frame = {name: tensor for name, tensor in arrays.items() if name not in apart}
+        theta = layout.flatten(trained)
+        dtypes = {name: t.dtype for name, t in arrays.items() if name in apart and t.dtype != theta.dtype}
+        return cls(layout, buffers, frame, dict(names.tied), dtypes), theta
 
     def arrays(self, theta: Tensor, buffers: Mapping[str, Tensor], names: Sequence[str]) -> ArrayRecord:
         """The whole model, in the order of these names."""
         parts = {**self.frame, **self.buffers, **buffers, **self.layout.unflatten(theta)}
-        return ArrayRecord({name: parts[name].clone() for name in names})
+        parts |= {name: parts[own] for name, own in self.tied.items()}
+        return ArrayRecord({name: parts[name].to(self.dtypes.get(name, parts[name].dtype)).clone() for name in names})
 
     @property
     def checksum(self) -> str:
         """The checksum of the frame; an empty string if there is nothing in it."""
         return checksum(self.frame)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float32 at least: sums of half precision lose what clients learn."""
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -96,6 +126,14 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest() if tensors else ""
 
 
+class OtherNames(Exception):  # noqa: N818
+    """Clients' models are not what the server takes them for."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(f"clients train {', '.join(names.trained)}")
+        self.names = names
+
+
 class FlowerTransport:
     """Carries a coordinator's questions over a grid.
 
@@ -103,8 +141,16 @@ class FlowerTransport:
     ----------
     names
         The names of all arrays of the model, in their order.
-    config
-        What the app's own train functions are given.
+    config, evaluate_config
+        What the app's own train and evaluate functions are given.
+    validate
+        Tells the loss of a model in the clients' place.
+    loss_name
+        What the app's own evaluate function calls the loss that it returns.
+    strict
+        Whether clients must scale their learning rate.
+    settled
+        Whether clients have told which arrays are trained and averaged.
     """
 
     def __init__(
@@ -119,12 +165,20 @@ class FlowerTransport:
         limits: Limits | None = None,
         config: Mapping[str, Any] | None = None,
         roster: Roster | None = None,
+        evaluate_config: Mapping[str, Any] | None = None,
+        validate: Validate | None = None,
+        loss_name: str | None = None,
+        strict: bool = False,
+        settled: bool = False,
     ) -> None:
         self.grid, self.cargo, self.names, self.patience = grid, cargo, tuple(names), patience
         self.roster = roster or Roster()
         self.inbox = Inbox()
         self.seed, self._precision, self._limits = seed, precision, limits or Limits()
-        self._config = dict(config or {})
+        self._config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
+        self._validate, self._loss_name, self._strict = validate, loss_name, strict
+        self.settled = settled
+        self._apps_train = False  # by functions of their own, and are judges by another
         self._nodes: dict[int, int] = {}  # by client
         self._frame = cargo.checksum
         self._framed: set[int] = set()  # nodes that have been sent the frame
@@ -134,12 +188,25 @@ class FlowerTransport:
         if isinstance(ask.question, Who):
             self._nodes = self.roster.present(self.grid, self.patience.least)
             return lambda: Answers(dict.fromkeys(self._nodes, 1))
+        if isinstance(ask.question, Loss) and self._validate is not None:
+            loss = self._validated(ask.question)
+            return lambda: Answers(dict.fromkeys(ask.clients, loss))
+        if isinstance(ask.question, Order):
+            self._apps_train = ask.question.local is None
         messages = {client: self.message(ask, client) for client in ask.clients}
         ids = self.send(messages)
         return lambda: self._answers(ask, messages, ids)
 
+    def _validated(self, question: Loss) -> float:
+        assert self._validate is not None
+        loss: Any = self._validate(self.cargo.arrays(question.theta, question.buffers, self.names))
+        if isinstance(loss, bool) or not isinstance(loss, int | float):
+            raise FipaError(f"validate(arrays) must return the loss as a number, got {loss!r}")
+        return float(loss) if math.isfinite(loss) else math.inf
+
     def _answers(self, ask: Ask, messages: Mapping[int, tuple[Request, Message]], ids: Sequence[str]) -> Answers:
         question: Any = ask.question
+        begun = time.perf_counter()
         post = self._collect(ask, ids)
         downlink = sum(self.size(message) for _, message in messages.values())
         if post.lacking:
@@ -148,6 +215,9 @@ class FlowerTransport:
             post = _joined(post, more)
             downlink += sum(self.size(message) for _, message in again.values())
             messages = {**messages, **again}
+        if len(post.names) > len(post.values):
+            raise OtherNames(agreed(post.names))
+        post.refused |= dict.fromkeys(post.names, "is of a model with other parameters than most clients have")
         self.inbox.forget(ask.round_number)
         for client in ask.clients:
             self.roster.heard(self._nodes[client], client in post.values)
@@ -156,12 +226,13 @@ class FlowerTransport:
         return Answers(
             post.values,
             tuple(post.late),
-            dict.fromkeys(missing, f"did not answer in time ({question.method})"),
+            {client: f"node {self._nodes[client]} did not answer in time ({question.method})" for client in missing},
             post.refused,
             self.patience.enough(len(post.values), len(ask.clients)),
             post.uplink,
             downlink,
             len(messages) + post.received,
+            time.perf_counter() - begun,
         )
 
     def _collect(self, ask: Ask, ids: Sequence[str]) -> Post:
@@ -170,8 +241,13 @@ class FlowerTransport:
         waiting = self.inbox.orders if isinstance(question, Order) else []
         replies = collect(self.grid, ids, self.patience, [name for name in waiting if name not in ids])
         shapes = {name: tuple(tensor.shape) for name, tensor in self.cargo.buffers.items()}
-        expected = Expected(self.cargo.layout, question.theta, shapes, self._limits)
-        return self.inbox.open(replies, question.method, ask.round_number, expected)
+        expected = Expected(self.cargo.layout, question.theta, shapes, self._limits, self._loss_name)
+        arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(question.theta)}
+        arrays |= {name: arrays[own] for name, own in self.cargo.tied.items()}
+        return self.inbox.open(replies, self._method(question), ask.round_number, expected, arrays)
+
+    def _method(self, question: Asked) -> str:
+        return JUDGE if isinstance(question, Loss) and self._apps_train else question.method
 
     def node(self, client: int) -> int:
         """The node that holds a client's partition."""
@@ -193,11 +269,16 @@ class FlowerTransport:
         """A question to one client, as it travels; `framed` with all that the client may lack."""
         question: Any = ask.question
         request = self._request(ask.round_number, client, question, framed)
-        config = dict(self._config) | {"server-round": ask.round_number, "lr-scale": request.lr_scale}
+        config = scaled(self._config, request.lr_scale) | {"server-round": ask.round_number}
         records: dict[str, Any] = {KEY: request.record(), "config": ConfigRecord(config)}
         node = self._nodes[client]
         if isinstance(question, Order) and question.local is None:  # the app trains, and takes a whole model
             kind, records["arrays"] = MessageType.TRAIN, self.cargo.arrays(question.theta, question.buffers, self.names)
+        elif request.method == JUDGE:
+            kind, records["arrays"] = (
+                MessageType.EVALUATE, self.cargo.arrays(question.theta, question.buffers, self.names),
+            )  # fmt: skip
+            records["config"] = ConfigRecord(self._evaluate_config | {"server-round": ask.round_number})
         else:
             kind = f"{MessageType.TRAIN if isinstance(question, Order) else MessageType.QUERY}.{FIPA_ACTION}"
             records |= tensors_of(question, client, framed)
@@ -210,10 +291,18 @@ class FlowerTransport:
         order = question if isinstance(question, Order) else None
         curve = curve_of(question, client, whole) if isinstance(question, Curve) else {}
         return Request(
-            question.method, k, client, self.seed, self.cargo.layout.names, self._precision,
+            self._method(question), k, client, self.seed, self.cargo.layout.names, self._precision,
             tuple(self.cargo.buffers), self._frame, None if order is None else order.memories.get(client),
-            {} if order is None else settings_of(order), curve,
+            {} if order is None else settings_of(order), curve, self.settled, self._strict,
         )  # fmt: skip
+
+
+def scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """A train config with its learning rate times a factor, or beside the factor if it has none."""
+    rate = next((name for name in RATES if isinstance(config.get(name), float)), None)
+    if rate is None:
+        return {**config, SCALE: factor}
+    return {**config, rate: config[rate] * factor, SCALE: 1.0}
 
 
 def _joined(first: Post, second: Post) -> Post:
@@ -222,6 +311,7 @@ def _joined(first: Post, second: Post) -> Post:
         first.late + second.late,
         {**first.refused, **second.refused, **dict.fromkeys(second.lacking, "lacks arrays that it was sent")},
         [],
+        {**first.names, **second.names},
         first.uplink + second.uplink,
         first.received + second.received,
     )

@@ -1,0 +1,108 @@
+"""The clients of a round as judges of the server's step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.rule import Result, Rule
+from fipa.aggregation.update import ClientUpdate
+from fipa.errors import Diverged, FipaError
+from fipa.federation.control import Conversation
+from fipa.federation.messages import Bend, Loss, Reply, VariedLoss
+from fipa.federation.stage import floor_of
+from fipa.linalg import aligned
+
+
+class Judges:
+    """The clients of a round as judges of the server's step."""
+
+    def __init__(
+        self,
+        round_: Any,
+        apply: Any,
+        updates: Sequence[ClientUpdate],
+        replies: Mapping[int, Reply],
+        weight_decay: float = 0.0,
+    ) -> None:
+        self._decay = weight_decay
+        self._round, self._apply, self._updates, self._replies = round_, apply, updates, replies
+        self._local: Any = round_.stage.local
+        self.losses = {client: reply.loss for client, reply in replies.items() if reply.loss is not None}
+        self._tried: list[tuple[Tensor, dict[int, float]]] = []
+        self._buffers = {**round_.state.buffers, **averaged(list(replies.values()))}
+
+    def called(self) -> Conversation[Judges]:
+        """Those who did not tell their loss at the broadcast model are asked for it, if they have not been before."""
+        known = self._round.state.judged
+        self.losses = {client: known[client] for client in self._replies if client in known} | self.losses
+        silent = [client for client in self._replies if client not in self.losses]
+        if silent:
+            answers = yield from self._round.ask(silent, Loss(self._round.state.theta, self._round.state.buffers))
+            self.losses |= {client: loss for client, loss in answers.values.items() if math.isfinite(loss)}
+        if not self.losses:
+            raise FipaError(
+                "step control needs the clients' loss, and none of them told it: give their apps an @app.evaluate() "
+                'function that returns a loss (as "eval_loss"), or the server FIPA(validate=...), or control=False'
+            )
+        self.losses = dict(sorted(self.losses.items()))
+        self.loss = self._round.mean(self._replies, self.losses) + self._penalty(self._round.state.theta)
+        return self
+
+    def at(self, theta: Tensor) -> dict[int, float]:
+        """What the clients told of a model that was tried."""
+        return next((told for tried, told in self._tried if tried is theta), {})
+
+    def probe(self, theta: Tensor) -> Conversation[float]:
+        """The clients' loss at a model. Who does not answer counts neither there nor at the broadcast model."""
+        kind = VariedLoss if self._local is not None and self._local.varies else Loss
+        answers = yield from self._round.ask(list(self.losses), kind(theta, self._buffers))
+        if not answers.values or not answers.enough:
+            return math.inf
+        self._tried.append((theta, dict(answers.values)))
+        before = self._round.mean(self._replies, {client: self.losses[client] for client in answers.values})
+        missing = self.loss - self._penalty(self._round.state.theta) - before  # of those who did not answer
+        return self._round.mean(self._replies, answers.values) + missing + self._penalty(theta)
+
+    def _penalty(self, theta: Tensor) -> float:
+        """The server's own part of the loss."""
+        return 0.5 * self._decay * float(theta @ theta) if self._decay else 0.0
+
+    def follow(self, rule: Rule, result: Result[Tensor]) -> Conversation[tuple[Result[Tensor], float]]:
+        """Each client's correction is an update like any other: the same rule weighs it.
+
+        Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
+        """
+        local, theta, floor = self._local, self._round.state.theta, floor_of(rule)
+        v = result.theta - theta
+        answers = yield from self._round.ask(list(self._replies), Bend(theta, v))
+        if len(answers.values) < len(self._replies):
+            raise Diverged("a client does not tell how its residuals bend")
+        corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
+        for client, gradient in answers.values.items():
+            corrections[client] = 0.5 * local(self._replies[client].update.sketch, aligned(gradient), floor)
+        full: Any = rule
+        a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
+        mean = self._apply(FedAvg()).theta - theta
+        length = float((v + a).norm())
+        cosine = float((v + a) @ mean) / (length * float(mean.norm()) or 1.0)
+        diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
+        ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
+        return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
+
+
+def averaged(replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """Buffers, weighted by the clients' examples."""
+    total = sum(reply.update.num_examples for reply in replies)
+    shares = [reply.update.num_examples / total for reply in replies]
+    return {
+        name: sum((reply.buffers[name] * share for reply, share in zip(replies[1:], shares[1:], strict=True)),
+                  replies[0].buffers[name] * shares[0])
+        for name in (replies[0].buffers if replies else ())
+    }  # fmt: skip

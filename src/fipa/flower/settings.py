@@ -1,0 +1,91 @@
+"""Arguments of the strategy: checked one by one, and put together where they are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import fipa
+from fipa.aggregation.rule import Rule, plan_for
+from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.gradient import FullGradient
+from fipa.clients.rule import LocalRule
+from fipa.curvature.sketch import SketchPlan
+from fipa.curvature.summary import CurvaturePlan
+from fipa.errors import FipaError
+from fipa.federation.control import StepControl
+from fipa.federation.safety import Safety
+from fipa.federation.stage import Control, Stage
+from fipa.federation.trust import TrustRegion
+
+FLOOR = 0.01
+RANK, EXAMPLES = 10, 32  # of the default sketches: about as much work as one epoch on a few hundred images
+LEAST = {"warmup_rounds": 0, "rank": 1, "labels": 0, "examples": 1, "keep": 0, "stop_after": 0, "seed": 0}
+KINDS: dict[str, tuple[type, ...]] = {
+    "control": (StepControl, TrustRegion, bool),
+    "safety": (Safety, bool),
+    "loss_name": (str,),
+}
+CALLED = {"rule": "a rule: make one, as fipa.CompletedFIPA()", "validate": "a function of the arrays"}
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Refuse the first argument that makes no sense; None stands for one that is left out."""
+    there = {name: value for name, value in given.items() if value is not None}
+    for name, value in there.items():
+        if name in LEAST and not whole(value, LEAST[name]):
+            raise FipaError(f"FIPA({name}={value!r}): must be a whole number of at least {LEAST[name]}")
+        if name in ("late", "quorum") and not (number(value) and 0 < value <= 1):
+            raise FipaError(f"FIPA({name}={value!r}): must be above 0 and at most 1")
+        if name == "lr_scale" and not (number(value) and value > 0):
+            raise FipaError(f"FIPA({name}={value!r}): must be a positive number")
+        if name in ("deadline", "grace") and not (number(value) and value >= 0):
+            raise FipaError(f"FIPA({name}={value!r}): seconds must be a number, not negative")
+        if name in CALLED and (isinstance(value, type) or not callable(value)):
+            raise FipaError(f"FIPA({name}={value!r}): is not {CALLED[name]}")
+        if name in KINDS and not isinstance(value, KINDS[name]):
+            raise FipaError(f"FIPA({name}={value!r}): takes {' or '.join(kind.__name__ for kind in KINDS[name])}")
+
+
+def main_stage(
+    rule: Rule | None, local: LocalRule | None, plan: CurvaturePlan | None, control: Control | bool | None,
+    safety: Safety | bool | None, lr_scale: float, sketches: Mapping[str, int | None],
+) -> Stage:  # fmt: skip
+    """The stage after the warm-up, with defaults for what is left out; `sketches` has rank, labels and examples."""
+    newton, ours = isinstance(local, GaussNewton), rule is None
+    if rule is None and isinstance(local, FullGradient):
+        rule = fipa.SharedFIPA()
+    elif rule is None:
+        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0)
+    if control is None:
+        control = ours
+    if control is True and isinstance(rule, fipa.SharedFIPA) and isinstance(local, FullGradient):
+        return Stage(rule, local, 1, plan or plan_for(rule), lr_scale, control=TrustRegion())
+    if control is True:
+        control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
+        if ours and not newton:
+            control = StepControl(caution=10.0, boldness=0.1, trials=4)
+    if isinstance(safety, bool):
+        safety = Safety() if safety and ours and not newton else None
+    given = {name: value for name, value in sketches.items() if value is not None}
+    if given and (plan is not None or not isinstance(plan_for(rule), SketchPlan) or newton):
+        raise FipaError(f"FIPA({next(iter(given))}=...) is for the sketches of apps that train: give plan=... instead")
+    if safety is not None and "examples" in given:
+        safety = replace(safety, share=None)
+    if plan is None and (given or (ours and local is None)):
+        labels = given.get("labels", 1) or None
+        plan = SketchPlan(given.get("rank", RANK), max_examples=given.get("examples", EXAMPLES), sampled_labels=labels)
+    plan = plan_for(rule) if plan is None else plan
+    return Stage(rule, local, 1, plan, lr_scale, control=control or None, safety=safety)
+
+
+def whole(value: Any, least: int) -> bool:
+    """Whether this is a whole number of at least that."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def number(value: Any) -> bool:
+    """Whether this is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,74 @@
+"""What happens around an app's own train function: how long it takes, and whether it read its learning rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message
+
+from fipa.errors import FipaError
+from fipa.flower.request import KEY
+
+RATES = ("lr", "learning-rate", "learning_rate")  # of a train config: the server scales them
+SCALE = "lr-scale"
+
+
+class Watched(ConfigRecord):
+    """A config that notes which of its entries were read."""
+
+    def __init__(self, entries: Any) -> None:
+        super().__init__(dict(entries))
+        self.__dict__["read"] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        """As that of a dict."""
+        self.__dict__.setdefault("read", set()).add(key)
+        return super().__getitem__(key)
+
+
+@dataclass(eq=False)
+class Training:
+    """One call of a train function."""
+
+    config: Watched | None = None
+    begun: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.begun
+
+    def unread(self) -> str | None:
+        """The entry with the learning rate that nobody has read; None if somebody has."""
+        if self.config is None:
+            return None
+        name = next((name for name in RATES if name in self.config), SCALE)
+        return None if name in self.config.__dict__["read"] else name
+
+
+current: ContextVar[Training | None] = ContextVar("current", default=None)
+
+
+def watched(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A mod of Flower's for train functions."""
+    if KEY not in message.content:
+        return call_next(message, context)
+    config = message.content.config_records.get("config")
+    training = Training(None if config is None else Watched(config))
+    if training.config is not None:
+        message.content["config"] = training.config
+    token = current.set(training)
+    try:
+        reply = call_next(message, context)
+    finally:
+        current.reset(token)
+    if not reply.has_error() and KEY not in reply.content and "secure" not in reply.content:
+        raise FipaError(
+            "the train function did not end with `return fipa.flower.reply(message, context, model, data, metrics)`: "
+            "without it the server learns nothing of the curvature"
+        )
+    return reply
