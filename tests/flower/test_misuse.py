@@ -75,7 +75,7 @@ def good(message: Message, context: Context, model: nn.Module, xy: Any) -> Messa
         ({"rank": 3, "rule": fipa.FedAvg()}, r"FIPA\(rank=...\) is for the sketches"),
         ({"rule": fipa.CompletedFIPA}, "is not a rule: make one"),
         ({"validate": 5}, "is not a function of the arrays"),
-        ({"control": "on"}, "control='on'.* takes StepControl or bool"),
+        ({"control": "on"}, "control='on'.* takes StepControl or TrustRegion or bool"),
         ({"safety": 3}, "takes Safety or bool"),
         ({"keep": -1}, "keep=-1"),
         ({"stop_after": -1}, "stop_after=-1"),
