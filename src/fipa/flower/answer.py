@@ -215,7 +215,8 @@ def _curvature(
         shared_seed = seed_for(request.seed, "test matrix", request.round_number)
         summary = plan.makes.restore(Arrived(tensors, about, plan, layout, examples, delta, shared_seed))
     except SketchError as error:
-        raise PayloadError(str(error)) from error
+        limited = expected.limits.rank is not None and plan is not request.plan and "at most" in str(error)
+        raise PayloadError(f"{error} (Limits.rank)" if limited else str(error)) from error
     for name, size in summary.sizes().items():
         _check_size(name, size, expected.limits.curvature)
     flaw = summary.flaw(layout.numel)
