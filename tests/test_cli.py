@@ -399,7 +399,7 @@ def test_a_missing_problem_file(tmp_path: Path) -> None:
 def test_exceptions_of_users_show_their_traceback(tmp_path: Path) -> None:
     path = write(tmp_path, "def problem(seed):\n    return 1 / 0  # theirs\n", "mine.py")
     with process("run", path, "--out", tmp_path / "run") as running:
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=300)
     assert (running.returncode, out) == (1, "")
     assert "return 1 / 0  # theirs" in err
     assert err.strip().endswith("ZeroDivisionError: division by zero")
