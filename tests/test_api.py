@@ -51,6 +51,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> fipa.Results:
     return quietly(problem, arms=arms, seeds=[3, 5], set={"rounds": 4}, out=tmp_path_factory.mktemp("api") / "run")
 
 
+@pytest.mark.long
 def test_numbers_are_arrays(done: fipa.Results) -> None:
     assert (done.arms, done.seeds) == (("A", "B"), (3, 5))
     assert done.metric("A").shape == (2, 3)
@@ -80,6 +81,7 @@ def test_a_small_table(done: fipa.Results) -> None:
     assert b.split()[-2:] == ["-", "finished"]
 
 
+@pytest.mark.long
 def test_a_report_is_written_when_asked_for(done: fipa.Results) -> None:
     assert not (done.directory / "report.html").exists()
     page = done.report()
@@ -110,6 +112,7 @@ def test_a_row_per_arm_seed_and_round(done: fipa.Results, monkeypatch: pytest.Mo
     assert [row["metric"] for row in rows[:3]] == done.metric("A")[0].tolist()
 
 
+@pytest.mark.long
 def test_a_shipped_experiment_and_a_file_are_what_the_command_makes_of_them(tmp_path: Path) -> None:
     file = write(tmp_path, TWO_ARMS)
     assert command("run", file, "--out", tmp_path / "command", "--quiet", "--rounds", 3, "--seeds", "1").code == 0
@@ -152,6 +155,7 @@ def test_a_problem_itself_stays_as_it_is(tmp_path: Path) -> None:
     assert found.content["arms"]["FedAvg"]["0"]["initial_metric"] == mine.evaluate(before)
 
 
+@pytest.mark.long
 def test_workers_take_problems_that_can_be_sent(tmp_path: Path) -> None:
     one, two = (quietly(alike, arms=["FIPA"], rounds=2, workers=n, out=tmp_path / str(n)) for n in (1, 2))
     assert np.array_equal(one.metric("FIPA"), two.metric("FIPA"))
@@ -204,6 +208,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_importing_fipa_needs_no_extra() -> None:
     code = "import sys\nfor name in {}: sys.modules[name] = None\nimport fipa\ntry: fipa.run('demo')\n"
     code += "except fipa.FipaError as error: print(error)"
@@ -214,6 +219,7 @@ def test_importing_fipa_needs_no_extra() -> None:
 
 
 @pytest.mark.parametrize(("module", "named"), [("plotly", True), ("pydantic", True), ("fipa.report.words", False)])
+@pytest.mark.long
 def test_the_command_names_an_extra_only_if_it_is_missing(module: str, named: bool) -> None:
     done = python(f"import sys; import fipa; sys.modules[{module!r}] = None; from fipa.cli import entry")
     assert done.returncode == 1

@@ -272,6 +272,7 @@ def test_plain_lines_and_a_table_when_piped(tmp_path: Path, two: Path) -> None:
     assert "\r" not in done.out
 
 
+@pytest.mark.long
 def test_no_report_means_numbers_only_and_it_can_be_made_later(tmp_path: Path, two: Path) -> None:
     run = tmp_path / "run"
     done = fipa("run", two, "--out", run, "--no-report", report=True)
@@ -292,6 +293,7 @@ def test_version_and_help() -> None:
 # --- images ---
 
 
+@pytest.mark.long
 def test_warm_up_and_arms_on_images(tmp_path: Path) -> None:
     """From TOML to the report; then a second run that takes the warm-up of the first."""
     one = ["--seeds", "1"]
@@ -344,6 +346,7 @@ def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
 # --- problems of users ---
 
 
+@pytest.mark.long
 def test_own_problem_by_file(tmp_path: Path) -> None:
     path = write(tmp_path, OWN_PROBLEM, "mine.py")
     done = fipa("run", path, "--rounds", 2, "--out", tmp_path / "run", "--quiet", report=True)
@@ -399,7 +402,7 @@ def test_a_missing_problem_file(tmp_path: Path) -> None:
 def test_exceptions_of_users_show_their_traceback(tmp_path: Path) -> None:
     path = write(tmp_path, "def problem(seed):\n    return 1 / 0  # theirs\n", "mine.py")
     with process("run", path, "--out", tmp_path / "run") as running:
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=300)
     assert (running.returncode, out) == (1, "")
     assert "return 1 / 0  # theirs" in err
     assert err.strip().endswith("ZeroDivisionError: division by zero")

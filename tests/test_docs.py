@@ -116,6 +116,7 @@ def test_an_experiment_on_another_one_is_a_few_lines(tmp_path):
     assert changed == ["FIPA controlled, low rank"]
 
 
+@pytest.mark.long
 def test_run_from_python(tmp_path, monkeypatch, capsys):
     (snippet,) = [block for block in blocks("docs/experiments.md") if "fipa.run(" in block]
     monkeypatch.chdir(tmp_path)

@@ -50,6 +50,7 @@ def test_demo_arms_spend_the_same_local_work():
     assert work == {6000}
 
 
+@pytest.mark.long
 def test_the_example_of_a_users_own_problem(tmp_path):
     out = tmp_path / "out"
     file = ROOT / "examples/own_problem.py"
@@ -60,6 +61,7 @@ def test_the_example_of_a_users_own_problem(tmp_path):
     assert (out / "report.html").exists()
 
 
+@pytest.mark.long
 def test_the_documented_toml_runs(tmp_path):
     page = (ROOT / "docs/experiments.md").read_text()
     text = page.split("```toml\n")[1].split("```")[0]

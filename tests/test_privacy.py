@@ -34,6 +34,7 @@ def test_never_below_the_truth(z: float, delta: float) -> None:
     assert 0 < exact <= delta
 
 
+@pytest.mark.long
 def test_monotone() -> None:
     def rising(values: list[float]) -> bool:
         return all(a < b for a, b in pairwise(values))
@@ -49,6 +50,7 @@ def test_without_noise_nothing_is_promised() -> None:
 
 
 @pytest.mark.parametrize("target", [0.5, 3.0])
+@pytest.mark.long
 def test_noise_for_keeps_the_target_closely(target: float) -> None:
     z = noise_for(target, 0.1, 50, 1e-3)
     assert 0.99 * target < epsilon(z, 0.1, 50, 1e-3) <= target

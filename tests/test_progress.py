@@ -185,6 +185,7 @@ def test_watchers_are_all_told_and_closed() -> None:
     assert told == [x for x in ("open", *calls, "closed") for _ in range(2)]
 
 
+@pytest.mark.long
 def test_tensorboard_reads_back_what_was_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     out = tmp_path / "run"

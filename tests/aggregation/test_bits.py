@@ -1,24 +1,20 @@
 """Equal numbers give equal bits, whatever strides and addresses they come with, under every rule.
 
 Processors round matrix products differently by strides and addresses; some agree by luck. So these tests also look at
-what rules get, and run the comparison in processes that imitate other processors.
+what rules get, and tests/test_processors.py runs them again where torch and MKL take this processor for another.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import fipa
-from aggregation.layouts import FORMS, RULES, odd_address, padded, same_bits, transposed, updates_for
+from aggregation.layouts import FORMS, RULES, formed, odd_address, padded, same_bits, transposed, updates_for
 from aggregation.strategies import tensors_in
 from fipa.aggregation.rule import Step, aggregator
 from fipa.config.kinds import RULES as REGISTERED
@@ -51,26 +47,6 @@ def test_the_same_bits_of_larger_matrices(name: str) -> None:
     assert same_bits(RULES[name], torch.float32, parameters=20_011, rank=33) == []
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "ATEN_CPU_CAPABILITY=default",
-        "ATEN_CPU_CAPABILITY=avx2",
-        "MKL_CBWR=COMPATIBLE",
-        "MKL_CBWR=AVX2",
-        "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
-    ],
-)
-def test_the_same_bits_on_imitated_processors(setting: str) -> None:
-    """In a process of its own: the libraries read these variables when they are loaded."""
-    name, _, value = setting.partition("=")
-    paths = [str(Path(__file__).parents[1]), *sys.path]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1", name: value}
-    command = [sys.executable, "-m", "aggregation.layouts"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout.split()) == (0, ["same"]), done.stdout + done.stderr
-
-
 # --- what a rule gets ---
 
 
@@ -90,7 +66,7 @@ def spied(theta: Tensor, updates: list[fipa.ClientUpdate], **more: object) -> li
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize("rule", ["fedavg", "fipa", "additive-fipa", "diagonal-fisher", "foof"])
 def test_what_rules_see_is_canonical(rule: str, form: Callable[[Tensor], Tensor]) -> None:
-    updates = updates_for(RULES[rule], torch.float32, 901, 9, seed=1, form=form)
+    updates = formed(updates_for(RULES[rule], torch.float32, 901, 9, seed=1), form)
     count = len(tensors_in(updates))
     sent = [t for t in tensors_in(updates) if t.numel() > 1]
     assert any(not is_canonical(t) for t in sent) == (form is not FORMS["as it is"])
@@ -180,7 +156,7 @@ def test_sketches_are_made_canonical(examples: int, solver: str, rank: object) -
 def test_an_update_in_canonical_form() -> None:
     """For those who compute with an update before they aggregate it."""
     for rule in RULES.values():
-        for update in updates_for(rule, torch.float64, 901, 9, seed=1, form=padded):
+        for update in formed(updates_for(rule, torch.float64, 901, 9, seed=1), padded):
             result = update.canonical()
             assert type(result.sketch) is type(update.sketch)
             assert replace(result, delta=update.delta, sketch=update.sketch).__dict__ == update.__dict__

@@ -130,6 +130,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_the_examples_rule_finds_the_best_model_and_fedavg_does_not(example: ModuleType) -> None:
     assert example.run(SGD(lr=0.1, steps=10)) > 1e-2
     assert example.run(example.Scaffnew(lr=0.1, steps=10)) < 1e-12

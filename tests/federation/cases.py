@@ -50,6 +50,11 @@ def alike(seed: int) -> Problem:
     return Problem(linear(), clients, lambda model: model.weight.square().sum())
 
 
+def by_seed(seed: int, others: Mapping[int, Callable[[int], Problem]], usual: Callable[[int], Problem]) -> Problem:
+    """Problems of several kinds for one pool of workers: to start one takes seconds."""
+    return others.get(seed, usual)(seed)
+
+
 @dataclass
 class Numbers:
     """One client in numpy: X, y, and what follows from them."""

@@ -401,6 +401,7 @@ def test_adaptive_steps_by_hand() -> None:
 CURVE = partial(sine, waves=2, samples=40, hidden=(6, 6), grid=64)
 
 
+@pytest.mark.long
 def test_fipa_with_full_sketches_follows_centralised_gauss_newton() -> None:
     """Clients solve their own problems exactly; the server's damping is then that of the pooled problem."""
     rounds = 20

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from federation.cases import START, comparable, data, linear, lines, stage
+from federation.cases import START, by_seed, comparable, data, linear, lines, stage
 from fipa import FIPA, AdditiveFIPA, Diverged, FedAvg, FedAvgM, FipaError, Problem, Residual
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.gauss_newton import GaussNewton
@@ -26,10 +26,16 @@ from fipa.federation.executor import Executor, Scope
 from fipa.federation.messages import Order
 from fipa.federation.parameters import load_theta, save_theta
 from fipa.federation.participation import Faults, Participation
+from fipa.pde import Points
+from fipa.problems.elliptic import elliptic
 from fipa.problems.fitting import misfit, sine
 from fipa.problems.vision import ConvNet, images
 
 FOUR = partial(sine, waves=2, samples=12, hidden=(4,), edges=(0.0, 0.3, 0.5, 0.8, 1.0), grid=16)
+FRESH = partial(elliptic, points=Points(interior=12, boundary=4, test=16, fresh=True), hidden=(4,))
+DIGITS = partial(images, dataset="digits", model=ConvNet((4, 8), 8), clients=4, samples=30, test_samples=50)
+OF_DIGITS, OF_FRESH = 100, 200  # seeds
+ALL = partial(by_seed, others={OF_DIGITS: DIGITS, OF_FRESH: FRESH}, usual=FOUR)
 FULL = SketchPlan(rank=None)
 SCOPE = Scope(0)
 ARMS = {
@@ -53,6 +59,7 @@ ARMS = {
     ),
     "additive": Arm("a", (stage(AdditiveFIPA(0.1), SGD(lr=0.1, steps=2), 2, AdditivePlan(width=8)),), group=2),
     "centralised": Arm("a", (stage(FedAvg(), GaussNewton(0.1), 2),), centralised=True),
+    "points of each round": Arm("a", (stage(FIPA(0.1), GaussNewton(), 2, FULL, control=StepControl()),), group=1),
 }
 
 
@@ -63,16 +70,17 @@ def rounds(executor: Executor, arm: Arm, seed: int = 0) -> list[tuple[State, dic
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Executor]:
-    with Executor(FOUR, workers=2) as executor:
+    with Executor(ALL, workers=2) as executor:
         yield executor
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ARMS)
 def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> None:
-    with Executor(FOUR) as one:
-        expected = rounds(one, ARMS[name], seed=1)
-    found = rounds(two, ARMS[name], seed=1)
+    seed = OF_FRESH if name == "points of each round" else 1
+    with Executor(ALL) as one:
+        expected = rounds(one, ARMS[name], seed)
+    found = rounds(two, ARMS[name], seed)
     assert len(found) == ARMS[name].last
     for (state, record), (same, reference) in zip(found, expected, strict=True):
         assert torch.equal(state.theta, same.theta)
@@ -147,25 +155,23 @@ def test_threads_are_set_on_entry_and_set_back() -> None:
 
 # --- images, and evaluation while workers are busy ---
 
-DIGITS = partial(images, dataset="digits", model=ConvNet((4, 8), 8), clients=4, samples=30, test_samples=50)
 TRAINED = Arm("a", (stage(FIPA(0.1), SGD(lr=0.1, epochs=1, batch=8), 3, SketchPlan(rank=5)),), group=1)
 HEAD = Arm("a", (stage(FedAvg(), SGD(lr=0.1, epochs=1, batch=8), 3),), group=1, params=("9.*",))
 
 
 @pytest.mark.long
-def test_two_workers_train_an_image_classifier_to_the_same_bits() -> None:
+def test_two_workers_train_an_image_classifier_to_the_same_bits(two: Executor) -> None:
     with Executor(DIGITS) as one:
-        expected = rounds(one, TRAINED)
-    with Executor(DIGITS, workers=2) as two:
-        found = rounds(two, TRAINED)
-        head = rounds(two, HEAD)
+        expected = rounds(one, TRAINED, OF_DIGITS)
+    found = rounds(two, TRAINED, OF_DIGITS)
+    head = rounds(two, HEAD, OF_DIGITS)
     for (state, record), (same, reference) in zip(found, expected, strict=True):
         assert torch.equal(state.theta, same.theta)
         assert comparable(record) == comparable(reference)
         assert 0 <= record["metric"] <= 100
     assert found[-1][1]["loss"] < found[0][1]["loss"]
     with Executor(DIGITS) as one:
-        for (state, record), (same, reference) in zip(head, rounds(one, HEAD), strict=True):
+        for (state, record), (same, reference) in zip(head, rounds(one, HEAD, OF_DIGITS), strict=True):
             assert state.theta.numel() == 8 * 10
             assert torch.equal(state.theta, same.theta)
             assert comparable(record) == comparable(reference)

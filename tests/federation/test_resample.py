@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from federation.cases import DOUBLE, comparable, linear, run, stage
+from federation.cases import DOUBLE, linear, run, stage
 from fipa import FIPA, Client, FedAvg, FipaError, Problem, Residual
 from fipa.clients.descent import SGD
 from fipa.clients.gauss_newton import GaussNewton
@@ -28,7 +28,6 @@ from fipa.problems.fitting import misfit
 
 FRESH = Points(interior=12, boundary=4, test=16, fresh=True)
 LINE = partial(elliptic, cuts=((0.3, 0.6),), points=FRESH, hidden=(4,))
-TWO = partial(elliptic, points=FRESH, hidden=(4,))
 SQUARE = partial(poisson, points=FRESH, hidden=(4,))
 FULL = SketchPlan(rank=None)
 
@@ -196,20 +195,6 @@ def test_a_run_goes_on_as_if_it_had_never_stopped() -> None:
     middle = whole[0][0]
     rest = run(arm, LINE, state=State(middle.theta, middle.round_number))
     assert torch.equal(rest[-1][0].theta, whole[-1][0].theta)
-
-
-@pytest.mark.long
-def test_two_workers_compute_the_same_bits_as_one() -> None:
-    arm = Arm("a", (stage(FIPA(0.1), GaussNewton(), 2, FULL, control=StepControl()),), group=1)
-    results = []
-    for workers in (1, 2):
-        with Executor(TWO, workers=workers) as executor:
-            federation = Federation(arm, 1, executor)
-            results.append([(state, record.plain()) for state, record in federation.rounds(federation.start())])
-    for (state, record), (other, reference) in zip(*results, strict=True):
-        assert torch.equal(state.theta, other.theta)
-        assert comparable(record) == comparable(reference)
-    assert len(results[0]) == 2
 
 
 # --- data of another form ---

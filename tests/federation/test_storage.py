@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -267,8 +268,8 @@ def test_killed_in_the_middle_of_the_checkpoint(tmp_path: Path, monkeypatch: pyt
     """The old one stands until the new one is complete."""
     folder = filled(tmp_path, 2)
 
-    def killed(content: object, path: Path) -> None:
-        path.write_bytes(b"half of it")
+    def killed(content: object, file: BinaryIO) -> None:
+        file.write(b"half of it")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fipa.federation.checkpoint.torch.save", killed)
@@ -276,6 +277,7 @@ def test_killed_in_the_middle_of_the_checkpoint(tmp_path: Path, monkeypatch: pyt
         folder.save(state_at(3), RoundRecord(3), "running")
     state, history, *_ = folder.load()
     assert (state.round_number, [record.round for record in history]) == (2, [1, 2])
+    assert (tmp_path / "checkpoint.pt.part").read_bytes() == b"half of it"
 
 
 def test_history_is_written_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

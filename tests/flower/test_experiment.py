@@ -21,6 +21,7 @@ from fipa.flower.request import Request
 from fipa.runner import Run
 
 DEMO = ["engine.group=1", "rounds=3"]
+BRIEF = [*DEMO, "defaults.local={name='adam', lr=1e-4, steps=20}"]
 DIGITS = ["engine.group=1", "rounds=2", "warmup.rounds=2", "problem.clients=4", "problem.samples=40"]
 SOME = ["arms.*.participation.count=2", "arms.*.participation.kind=uniform", "warmup.participation.count=2",
         "warmup.participation.kind=uniform"]  # fmt: skip
@@ -28,6 +29,9 @@ HEAD = ["arms.FIPA controlled.params=9.*"]
 FEW = "arms.FIPA shared basis.rule.columns=6"
 TRAIN = ["arms.FIPA shared basis.local={name='sgd', lr=0.1, epochs=1, batch=16}",
          "arms.FIPA shared basis.rule.damping=0.1", "arms.FIPA shared basis.trust_region=false"]  # fmt: skip
+# with numbers of steps that the clients choose, not only the most
+ADAPTIVE = ["engine.group=1", "rounds=3", "defaults.local={name='adam', lr=0.005, steps=60}",
+            "arms.FIPA adaptive (paper).adaptive_steps={constant=30, most=60, sums=true}"]  # fmt: skip
 PDE = ["engine.group=1", "rounds=2", "problem.points={interior=40, test=32}"]
 
 
@@ -40,8 +44,8 @@ def engine(name: str, arm: str, overrides: list[str], folder: Path) -> tuple[Ten
 
 
 ARMS = {
-    "paper's rule": ("demo", "FIPA (paper's rule)", DEMO, 2),
-    "falling damping": ("demo", "FIPA completed", DEMO, 2),
+    "paper's rule": ("demo", "FIPA (paper's rule)", BRIEF, 2),
+    "falling damping": ("demo", "FIPA completed", BRIEF, 2),
     "step control": ("demo", "FIPA controlled", DEMO, 2),
     "best step of a round": ("digits", "FIPA controlled", DIGITS, 4),
     "head only": ("digits", "FIPA controlled", [*DIGITS, *HEAD], 4),
@@ -53,7 +57,7 @@ ARMS = {
     "shared basis, some of them": ("digits", "FIPA shared basis", [*DIGITS, "rounds=4", *SOME], 4),
     "shared basis that turns": ("digits", "FIPA shared basis", [*DIGITS, "rounds=3", FEW], 4),
     "shared basis, clients that train": ("digits", "FIPA shared basis", [*DIGITS, *TRAIN], 4),
-    "adaptive": ("fit-adaptive", "FIPA adaptive (paper)", ["engine.group=1", "rounds=3"], 2),
+    "adaptive": ("fit-adaptive", "FIPA adaptive (paper)", ADAPTIVE, 2),
     "acceleration": ("poisson-1d", "FIPA accelerated, low rank", PDE, 2),
 }
 

@@ -135,6 +135,7 @@ def test_curves_without_a_target_have_no_errors(tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "titles"), [("pde2d", ["FIPA", "FedAvg"]), ("fit2d", ["FedAvg", "FIPA"])])
+@pytest.mark.long
 def test_maps_without_a_target_are_the_solutions(tmp_path, layout, titles):
     curves = 2 if layout == "pde2d" else 1
     first, second, *bars = pde(layout, **without_target("maps"))[curves:]

@@ -264,6 +264,7 @@ def test_the_figure_of_an_ablation():
 @pytest.mark.parametrize(
     ("kind", "ends"), [("refine", ["", "-partition"]), ("generic", ["", "-warm-up", "-partition"])]
 )
+@pytest.mark.long
 def test_files(tmp_path, kind, ends):
     run = example.write(tmp_path, example.images(2) | {"figure": kind}, example.shares())
     names = [path.name for path in write_figures(run, tmp_path / "figures")]
