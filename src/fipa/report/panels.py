@@ -237,6 +237,8 @@ def _image(axes: Axes, view: dict[str, Any], values: statistics.Array, title: st
 
 def _log_of_bytes(axes: Axes) -> None:
     """A log axis with plain numbers, also between the powers of ten where it spans few of them."""
+    if not math.isfinite(axes.dataLim.minposx):
+        axes.set_xlim(0.1, 1)  # nothing is drawn, and matplotlib can make no log axis of that
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
