@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import signal
@@ -472,6 +473,16 @@ def test_summary_csv_has_the_last_average(whole: Path) -> None:
     assert lines[0].endswith(",last_averaged")
     first = results(whole)["arms"]["centralised"]["0"]
     assert lines[1].split(",")[-1] == str(first["averaged_metric"][-1])
+
+
+def test_summary_csv_has_the_traffic_of_both_ways(whole: Path) -> None:
+    with (whole / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        record = results(whole)["arms"][row["arm"]][row["seed"]]
+        for key in ("uplink_bytes", "downlink_bytes", "trips"):
+            assert int(row[key]) == sum(record[key])
+    assert any(int(row["downlink_bytes"]) for row in rows)
 
 
 def test_resume_refuses_a_problem_that_has_changed(tmp_path: Path) -> None:

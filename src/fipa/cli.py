@@ -295,7 +295,8 @@ def _print_table(results: dict[str, Any]) -> None:
     summaries = summary(results)
     averaged = any(s.averaged for s in summaries)
     heads += ["averaged"] if averaged else []
-    table = Table("arm", "rounds", *heads, "seconds", "MiB up", box=None, pad_edge=False)
+    down = out.width >= 100  # there is room
+    table = Table("arm", "rounds", *heads, "seconds", "MiB up", *["MiB down"][:down], box=None, pad_edge=False)
     for s in summaries:
         if s.scores is not None:
             levels = (s.scores.best, s.scores.mean, s.scores.tail, s.scores.last)
@@ -306,7 +307,8 @@ def _print_table(results: dict[str, Any]) -> None:
                 cells[0] += f" [{s.final_min:.1e}, {s.final_max:.1e}]"
         if averaged:
             cells.append(_averaged(results, s.averaged))
-        table.add_row(escape(s.arm), rounds_done(s), *cells, f"{s.seconds:.1f}", f"{s.uplink_bytes / 2**20:.2f}")
+        sent = [f"{size / 2**20:.2f}" for size in (s.uplink_bytes, s.downlink_bytes)[: 1 + down]]
+        table.add_row(escape(s.arm), rounds_done(s), *cells, f"{s.seconds:.1f}", *sent)
     if linear:
         spread = ", mean ± standard deviation over seeds" if any(len(s) > 1 for s in results["arms"].values()) else ""
         out.print(f"{escape(metric['name'])} over the rounds of each arm{spread}")

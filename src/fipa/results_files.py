@@ -70,8 +70,9 @@ def _write_summary(path: Path, results: dict[str, Any]) -> None:
     """Small enough to keep with a paper."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        columns = ["arm", "seed", "status", "rounds", "last", "best", "seconds", "uplink_bytes", "mean_rank"]
-        writer.writerow([*columns, "peak_memory_mib", "last_averaged"])
+        columns = ["arm", "seed", "status", "rounds", "last", "best", "seconds"]
+        sums = ["uplink_bytes", "downlink_bytes", "trips"]
+        writer.writerow([*columns, *sums, "mean_rank", "peak_memory_mib", "last_averaged"])
         for arm, seeds in results["arms"].items():
             for seed, run in seeds.items():
                 known = [value for value in run["metric"] if value is not None]
@@ -79,7 +80,7 @@ def _write_summary(path: Path, results: dict[str, Any]) -> None:
                 rounds = len(run["metric"])
                 totals = [
                     f"{sum(run['seconds']):.1f}",
-                    sum(run["uplink_bytes"]),
+                    *(sum(run[key]) for key in sums),
                     f"{sum(run['rank']) / rounds:.1f}",
                     max((peak for peak in run["peak_memory_mib"] if peak is not None), default=""),
                 ]

@@ -132,6 +132,7 @@ def test_the_page_shows_and_hides_them(run: Path, browser: Browser, tmp_path: Pa
     assert payload["averaged"] == [None, 42.0, 48.0, 54.0]
     browser.open(write_page([run], tmp_path / "page.html"))
     assert browser.messages() == []
+    browser.click("[data-axis=rounds]")
     dashed = [trace for trace in browser.traces("metric") if trace["kind"] == "averaged"]
     assert [trace["name"] for trace in dashed] == ["FedAvg", "FIPA"]
     assert dashed[0]["y"] == [None, 42, 48, 54]

@@ -57,6 +57,7 @@ def test_minimal_results_get_defaults(tmp_path):
     (row,) = data.summary(loaded)
     assert (row.final_median, row.status) == (1, "finished")
     assert math.isnan(row.seconds)
+    assert math.isnan(row.downlink_bytes)
 
 
 def test_views(tmp_path):
@@ -93,7 +94,7 @@ def test_summary_by_hand(tmp_path):
     assert control.final_std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.16 - 0.49 / 3) / 2))
     assert control.best == 0.2
     assert control.seconds == 1
-    assert control.uplink_bytes == 2 * 2**20
+    assert (control.uplink_bytes, control.downlink_bytes) == (2 * 2**20, 2**20)
     assert control.ratio_to_control is None
     assert control.difference_to_control is None
     # seeds 1 and 2 are common: 0.1 / 0.05 = 2 and 0.4 / 0.8 = 1/2
@@ -158,6 +159,8 @@ def test_running_totals_start_at_zero_and_never_run_backwards(tmp_path):
     loaded = load(tmp_path, arms)
     assert data.cumulative(loaded, "A", "seconds").tolist() == [0, 5, 5, 5]
     assert data.cumulative(loaded, "A", "peak_memory_mib") is None
+    assert data.cumulative(loaded, "A", "uplink_bytes", "downlink_bytes")[-1] == 3 * (2**20 + 2**19)
+    assert data.cumulative(loaded, "A", "uplink_bytes", "peak_memory_mib") is None
 
 
 def test_series_of_other_quantities(tmp_path):

@@ -19,7 +19,7 @@ EXPECTED = {
     "pde2d": {"communication round", "seconds", "x", "y", "target", "client 1", "error of FIPA adaptive"},
     "refine": {"communication round", "test MSE", "centralised GN", "FIPA as published"},
     "ablation": {"rounds of the warm-up", "lowest of the arm's rounds", "at the start", "FIPA adaptive"},
-    "generic": {"communication round", "seconds", "uplink MiB", "centralised GN"},
+    "generic": {"communication round", "seconds", "uplink of all clients, MiB, log scale", "centralised GN"},
 }
 
 
@@ -183,7 +183,7 @@ def test_hostile_names_null_metrics_and_nothing_optional(tmp_path, layout):
     assert svg.parent == tmp_path / "out"
     assert re.fullmatch(r"[\w.-]+", svg.name)
     assert {"100 $ and 50 $", "<b> & $x$"} <= found
-    assert layout != "unknown" or "uplink MiB" in found  # drawn as the generic one
+    assert layout != "unknown" or "uplink of all clients, MiB, log scale" in found  # drawn as the generic one
 
 
 def test_the_same_run_gives_the_same_file(tmp_path):

@@ -72,7 +72,7 @@ def test_the_measured_rounds_of_a_long_run_are_not_thinned_away(tmp_path):
 
 def test_lines_and_bands_go_on_over_gaps(tmp_path):
     content = accuracies({"A": seeds([None, 42.0, None, 44.0], [None, 43.0, None, 47.0])}, figure="generic")
-    rounds, *_ = figure(load(tmp_path, content)).axes
+    _, rounds, _ = figure(load(tmp_path, content)).axes
     (line,) = rounds.lines
     assert line.get_xydata().tolist() == [[0, 40], [2, 42.5], [4, 45.5]]
     assert len(rounds.collections[0].get_paths()) == 1
@@ -135,9 +135,13 @@ def test_the_command_line(capsys, monkeypatch):
     cli._print_table(example.images())
     heads, *rows = capsys.readouterr().out.splitlines()[1:]
     assert [h.strip() for h in heads.split("  ") if h] == [
-        "arm", "rounds", "max", "mean", "last 5", "last", "seconds", "MiB up",
+        "arm", "rounds", "max", "mean", "last 5", "last", "seconds", "MiB up", "MiB down",
     ]  # fmt: skip
     assert rows[2].split()[:5] == ["FIPA", "1000", "+", "15", "58.28"]
+    assert rows[2].split()[-2:] == ["15.00", "7.50"]
+    monkeypatch.setattr(cli, "out", Console(width=90))
+    cli._print_table(example.images())
+    assert "down" not in capsys.readouterr().out  # no room
     found = cli._summary(example.images())["FIPA"]
     assert (found["after"], found["rounds"]) == (1000, 15)
     assert found["over_rounds"]["against_control"]["wins"] == 3
@@ -180,7 +184,7 @@ def test_rounds_count_on_from_the_warm_up(tmp_path):
     arm = payload.arm_payload(load(tmp_path, example.images()), "FIPA", "FIPA", STYLE)
     assert (arm["rounds"][0], arm["rounds"][-1], arm["after"]) == (1000, 1015, 1000)
     assert arm["metric"]["median"][0] == 41.76
-    assert (arm["seconds"][0], arm["mib"][-1]) == (0, 15)
+    assert (arm["seconds"][0], arm["uplink"][-1], arm["traffic"][-1]) == (0, 15, 22.5)
     start = example.refined(example.warm_up(1), 0, 50.0, damping=[0.1] * 14 + [0.2], accepted=[True] * 15)
     arm = payload.arm_payload(load(tmp_path, accuracies({"A": {"0": start}})), "A", "A", STYLE)
     assert arm["steering"]["rounds"] == list(range(1001, 1016))
@@ -236,17 +240,27 @@ def test_families_over_the_round_they_start_from(tmp_path):
 
 
 def test_the_figure_of_a_refinement():
-    warm, refined = figure(example.images()).axes
+    drawn = figure(example.images())
+    uplink, refined, warm = drawn.axes
+    assert (uplink.get_xscale(), refined.get_xscale()) == ("log", "linear")
+    assert uplink.get_xlabel() == "uplink of all clients, MiB, log scale\nsince the start of refinement"
+    sent = {line.get_label(): line for line in uplink.lines}["FIPA"].get_xydata()
+    assert (sent[0][0], sent[-1][0], len(sent)) == (1, 15, 15)  # without the start
     assert [len(warm.lines), warm.get_xlim()[1] > 1000] == [4, True]
     lines = {line.get_label(): line for line in refined.lines}
     assert lines["FIPA"].get_xydata()[0].tolist() == [1000, 41.76]
     assert max(lines["FIPA"].get_xdata()) == 1015
     assert lines["FedAvg"].get_color() == GREY
-    names = [text.get_text() for text in refined.get_legend().get_texts()]
+    (legend,) = drawn.legends
+    names = [text.get_text() for text in legend.get_texts()]
     assert names == ["FIPA", "FIPA, 200 eigenpairs", "FedFisher\n(diverged 1/3)", "FedProx", "FedAvg"]
-    assert len(figure(example.images(1)).axes[0].lines) == 1
+    assert len(figure(example.images(1)).axes[2].lines) == 1
     alone = example.images() | {"warmup": None}
-    assert len(figure(alone).axes) == 1
+    assert len(figure(alone).axes) == 2
+    for arm in alone["arms"].values():
+        for record in arm.values():
+            record["uplink_bytes"] = []
+    assert [axes.get_xlabel() for axes in figure(alone).axes] == ["communication round"]
 
 
 def test_the_figure_of_an_ablation():

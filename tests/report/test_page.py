@@ -56,6 +56,7 @@ def test_sections_stand_in_order(opened):
         "Test MSE",
         "Round by round",
         "After the last round",
+        "What it takes",
         "Spectra of the clients",
         "Ranks and local steps of the clients",
         "Step control",
@@ -71,12 +72,68 @@ def test_sections_stand_in_order(opened):
 
 
 def test_axis_buttons_change_the_data_and_the_title(opened):
-    rounds, seconds, mib = ("rounds", "communication round", 30), ("seconds", "seconds", 9), ("mib", "uplink MiB", 180)
-    for name, title, last in (seconds, mib, rounds):
+    assert opened.texts("[data-axis]") == ["rounds", "seconds", "uplink", "all traffic"]  # a loss opens with rounds
+    seconds, rounds = ("seconds", "seconds", "seconds", 0, 9), ("rounds", "rounds", "communication round", 0, 30)
+    uplink = ("uplink", "uplink", "uplink of all clients, MiB, log scale", 6, 180)
+    traffic = ("traffic", "all traffic", "uplink and downlink of all clients, MiB, log scale", 6.5, 195)
+    for name, button, title, first, last in (seconds, uplink, traffic, rounds):
         opened.click(f"[data-axis={name}]")
-        assert opened.axis("metric", "xaxis") == (title, "linear")
-        assert medians(opened)["FIPA low rank"]["x"][-1] == pytest.approx(last)
-        assert opened.texts("[data-axis][aria-pressed=true]") == [name if name != "mib" else "uplink MiB"]
+        assert opened.axis("metric", "xaxis") == (title, "log" if name in ("uplink", "traffic") else "linear")
+        x = medians(opened)["FIPA low rank"]["x"]
+        assert (x[0], x[-1]) == pytest.approx((first, last))
+        assert opened.texts("[data-axis][aria-pressed=true]") == [button]
+
+
+def test_the_start_has_no_place_among_bytes_in_any_kind_of_line(opened):
+    opened.click("[data-axis=uplink]")
+    opened.click("input[data-seeds]")
+    lines = opened.traces("metric")
+    assert {t["kind"] for t in lines} == {"median", "band", "seed"}
+    assert all(x is None or x > 0 for t in lines for x in t["x"])
+    assert all(len(t["x"]) == len(t["y"]) for t in lines)
+    byte, rounds = medians(opened)["FedAvg"]["y"], len(medians(opened)["FedAvg"]["x"])
+    opened.click("input[data-seeds]")
+    opened.click("[data-axis=rounds]")
+    assert medians(opened)["FedAvg"]["y"][1:] == byte
+    assert rounds == 30
+
+
+def test_an_accuracy_opens_with_uplink(browser, tmp_path):
+    content = example.images()
+    content["arms"]["pooled"] = {"0": example.record([50.0], initial=40.0, uplink_bytes=[0], downlink_bytes=[0])}
+    for record in content["arms"]["FedProx"].values():
+        record["downlink_bytes"] = []  # as in older runs
+    browser.open(page(tmp_path, content))
+    assert browser.texts("[data-axis]")[:3] == ["uplink", "all traffic", "rounds"]
+    assert browser.texts("[data-axis][aria-pressed=true]") == ["uplink"]
+    assert browser.axis("metric", "xaxis")[1] == "log"
+    assert medians(browser)["FIPA"]["x"] == list(range(1, 16))
+    assert "pooled" not in medians(browser)  # it sends nothing
+    browser.click("[data-axis=traffic]")
+    assert medians(browser)["FIPA"]["x"][-1] == pytest.approx(22.5)
+    assert "FedProx" not in medians(browser)
+    browser.click("[data-axis=rounds]")
+    assert {"pooled", "FedProx"} <= medians(browser).keys()
+
+
+def test_what_it_takes_is_folded_and_sorts(browser, tmp_path):
+    browser.open(page(tmp_path, example.images()))
+    told = browser.texts("details summary")
+    assert told[1] == "test accuracy, % 50 or more: 3 of 5 arms, FIPA with the fewest bytes up, 3 MiB"
+    assert not browser.run("return [...document.querySelectorAll('table.reach')].some(t => t.checkVisibility())")
+    browser.run("document.querySelectorAll('details')[1].open = true")
+    table = "details:nth-of-type(2) table.reach"
+    assert browser.run("return document.querySelector(arguments[0]).checkVisibility()", table)
+    heads = ["arm", "round", "uplink MiB", "uplink + downlink MiB", "seconds", "seeds"]
+    assert browser.texts(f"{table} thead th") == heads
+    browser.click(f"{table} thead th:nth-child(3) button")
+    arms = browser.texts(f"{table} tbody th")
+    assert (arms[0], set(arms[-2:])) == ("FIPA", {"FedAvg", "FedProx"})
+    assert browser.texts(f"{table} tbody tr:last-child td")[:4] == ["-"] * 4
+    with browser.width(400):
+        browser.open(tmp_path / "page.html")
+        browser.run("for (const part of document.querySelectorAll('details')) part.open = true")
+        assert browser.run("return document.documentElement.scrollWidth") <= 400
 
 
 def test_scale_buttons(opened):
@@ -190,8 +247,8 @@ def test_maps_of_the_chosen_arm(pde):
 
 
 def test_peak_memory_is_a_column_if_it_was_measured(pde):
-    column = pde.texts("thead th").index("peak memory MiB") + 1
-    assert pde.texts(f"tbody td:nth-child({column})") == ["201", "241", "281", "321"]  # of the second seed
+    column = pde.texts(".final thead th").index("peak memory MiB") + 1
+    assert pde.texts(f".final tbody td:nth-child({column})") == ["201", "241", "281", "321"]  # of the second seed
     assert any("Peak memory: resident" in note for note in pde.texts(".note"))
 
 
@@ -204,9 +261,9 @@ def test_maps_without_arms_are_the_target(browser, tmp_path):
 
 def test_clicking_a_head_sorts_the_table(opened):
     def arms():
-        return opened.texts("tbody th")
+        return opened.texts(".final tbody th")
 
-    heads = opened.texts("thead th")
+    heads = opened.texts(".final thead th")
     column = heads.index("final test MSE, median [range]") + 1
     opened.click(f"thead th:nth-child({column}) button")
     ascending = ["centralised GN", "FIPA adaptive", "FIPA low rank", "FedAvg", "FIPA as published"]
@@ -268,7 +325,7 @@ def test_runs_with_the_same_metric_share_the_charts(browser, tmp_path):
     assert len(browser.texts("[data-section]")) == 1
     assert {"fit-sin2: FedAvg", "fit-sin4: FedAvg"} <= medians(browser).keys()
     assert len(browser.texts("p.summary")) == 2
-    assert len(browser.texts("tbody tr")) == 10
+    assert len(browser.texts(".final tbody tr")) == 10
     assert "fit-sin4: FIPA adaptive" in {t["name"] for t in browser.traces("fit-1")}
 
 
@@ -293,7 +350,7 @@ def test_other_metrics_get_a_section_of_their_own(browser, tmp_path):
 def test_nulls_one_seed_and_nothing_optional(browser, tmp_path):
     arms = {"A": {"0": {"metric": [0.3, None, 0.1]}}, "B": {"0": {"metric": [None], "status": "diverged"}}}
     browser.open(page(tmp_path, example.results(arms, control=None, machine={})))
-    assert browser.texts("h2") == ["Test MSE", "After the last round", "How this was made"]
+    assert browser.texts("h2") == ["Test MSE", "After the last round", "What it takes", "How this was made"]
     assert medians(browser)["A"]["y"] == [None, 0.3, None, 0.1]
     assert browser.texts("[data-axis]") == ["rounds"]
     assert "diverged" in browser.texts("tbody tr")[1]
@@ -308,19 +365,21 @@ def test_a_run_in_two_stages(browser, tmp_path):
         "Warm-up",
         "Round by round",
         "The arms in numbers",
+        "What it takes",
         "Classes of the clients",
         "How this was made",
     ]
+    browser.click("[data-axis=rounds]")
     drawn = medians(browser)["FIPA"]
     assert (drawn["x"][0], drawn["x"][-1], drawn["y"][0]) == (1000, 1015, 41.76)
     assert [t["kind"] for t in browser.traces("warmup-0")] == ["seed"] * 3 + ["mean"]
     assert browser.traces("warmup-0")[3]["x"] == list(range(0, 1001, 50))
     assert browser.axis("warmup-0", "yaxis") == ("test accuracy, %", "linear")
-    for name, title in (("seconds", "seconds"), ("mib", "uplink MiB")):
+    for name, title, first in (("seconds", "seconds", 0), ("uplink", "uplink of all clients, MiB, log scale", 1)):
         browser.click(f"[data-axis={name}]")
-        assert browser.axis("metric", "xaxis")[0] == f"{title} since the start of refinement"
-        assert medians(browser)["FIPA"]["x"][0] == 0
-    assert browser.texts("[data-axis]") == ["rounds", "seconds", "uplink MiB"]
+        assert browser.axis("metric", "xaxis")[0] == f"{title}<br>since the start of refinement"
+        assert medians(browser)["FIPA"]["x"][0] == first
+    assert browser.texts("[data-axis]") == ["uplink", "all traffic", "rounds", "seconds"]
     cells, totals = browser.traces("shares-0")
     assert (cells["kind"], totals["kind"]) == ("shares", "totals")
     assert totals["y"] == [sum(row) for row in example.shares()["shares"]["counts"]]
@@ -329,7 +388,7 @@ def test_a_run_in_two_stages(browser, tmp_path):
     heads = browser.texts("thead th")
     assert heads[:7] == ["arm", "rounds", "seeds", "max", "mean", "last 5", "last"]
     browser.click("thead th:nth-child(5) button")  # worst first: one that diverged is the worst
-    assert browser.texts("tbody th") == ["FedFisher", "FedAvg", "FedProx", "FIPA, 200 eigenpairs", "FIPA"]
+    assert browser.texts(".final tbody th") == ["FedFisher", "FedAvg", "FedProx", "FIPA, 200 eigenpairs", "FIPA"]
     with browser.width(400):
         browser.open(tmp_path / "page.html")
         assert browser.run("return document.documentElement.scrollWidth") <= 400
@@ -341,7 +400,7 @@ def test_an_ablation_of_100_clients_with_gaps(browser, tmp_path):
         record["metric"] = [v if k % 5 == 4 else None for k, v in enumerate(record["metric"])]
     browser.open(page(tmp_path, content, example.shares(100, 200)))
     browser.click("[data-axis=own]")
-    assert browser.axis("metric", "xaxis")[0] == "rounds since the start of refinement"
+    assert browser.axis("metric", "xaxis")[0] == "rounds<br>since the start of refinement"
     arm = {t["kind"]: t for t in browser.traces("metric") if t["name"] == "FIPA (from 300)"}
     assert arm["band"]["x"] == [0, 5, 10, 15, 15, 10, 5, 0, None]  # one outline over the gaps
     assert arm["median"]["y"][1:5] == [None] * 4

@@ -1,11 +1,9 @@
 "use strict";
 // What to draw: each function returns [traces, layout] for Plotly.react.
 
-const AXIS_TITLES = { rounds: "communication round", own: "rounds", seconds: "seconds", mib: "uplink MiB" };
+const ROUND = "communication round";
 const CLIENT_COLOURS = ["#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#808080"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-
-const SINCE = " since the start of refinement";
 
 // Plotly reads a little HTML in its labels; names from the data are text.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -25,6 +23,13 @@ function axis(title, log, extra = {}) {
 
 // Rounds and counts are whole numbers: no ticks between them.
 const whole = (values) => (Math.max(...values) - Math.min(...values) < 8 ? { dtick: 1 } : {});
+
+// Between the powers of ten of a log axis that spans few of them, there are numbers too.
+function decades(values) {
+  const positive = values.filter((v) => v > 0);
+  const few = positive.length && Math.max(...positive) < 1000 * Math.min(...positive);
+  return few ? { dtick: "D2" } : {};
+}
 
 function layout(xaxis, yaxis, extra = {}) {
   const { ink, paper } = theme();
@@ -79,27 +84,32 @@ function line(arm, x, y, extra = {}) {
 
 function metricChart(section, state) {
   const log = state.scale === "log";
+  const against = section.axes.find((a) => a.key === state.axis);
   const traces = [];
   for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a[state.axis])) {
-    const x = arm[state.axis];
-    if (state.band && arm.metric.low) traces.push(bandTrace(arm, x, arm.metric, log));
+    // The start, before the first byte, has no place on a log axis.
+    const places = arm[state.axis].map((_, k) => k).filter((k) => !against.log || arm[state.axis][k] > 0);
+    const pick = (values) => places.map((k) => values[k]);
+    const x = pick(arm[state.axis]);
+    const { median, low, high } = arm.metric;
+    if (state.band && low) traces.push(bandTrace(arm, x, { median: pick(median), low: pick(low), high: pick(high) }, log));
     if (state.seeds) {
       for (const [seed, y] of Object.entries(arm.seeds ?? {})) {
         const look = { color: arm.colour, width: 0.8, dash: arm.dash };
         const hovertemplate = `${plain(arm.name)}, seed ${plain(seed)}: %{y:.4g}<extra></extra>`;
-        traces.push(line(arm, x, y, { mode: "lines", line: look, meta: "seed", hovertemplate }));
+        traces.push(line(arm, x, pick(y), { mode: "lines", line: look, meta: "seed", hovertemplate }));
       }
     }
-    traces.push(line(arm, x, arm.metric.median, { meta: "median" }));
+    traces.push(line(arm, x, pick(median), { meta: "median" }));
     if (state.averaged && arm.averaged) {
       const look = { color: arm.colour, width: 1.1, dash: "5px,3px" };
       const hovertemplate = `${plain(arm.name)}, mean of the last models<br>%{x:.4g}: %{y:.4g}<extra></extra>`;
-      traces.push(line(arm, x, arm.averaged, { mode: "lines", line: look, meta: "averaged", hovertemplate }));
+      traces.push(line(arm, x, pick(arm.averaged), { mode: "lines", line: look, meta: "averaged", hovertemplate }));
     }
   }
-  const ticks = state.axis === "rounds" ? whole(section.arms.flatMap((arm) => arm.rounds)) : {};
-  const since = state.axis !== "rounds" && section.arms.some((arm) => arm.after) ? SINCE : "";
-  return [traces, layout(axis(AXIS_TITLES[state.axis] + since, false, ticks), axis(plain(section.metric.name), log))];
+  const values = section.arms.flatMap((arm) => arm[state.axis] ?? []);
+  const ticks = against.log ? { exponentformat: "none", ...decades(values) } : state.axis === "rounds" ? whole(values) : {};
+  return [traces, layout(axis(against.title, against.log, ticks), axis(plain(section.metric.name), log))];
 }
 
 function seriesChart(section, state) {
@@ -112,7 +122,7 @@ function seriesChart(section, state) {
     traces.push(line(arm, x, values.median, { meta: "median" }));
   }
   const ticks = whole(section.arms.flatMap((arm) => arm.rounds));
-  return [traces, layout(axis(AXIS_TITLES.rounds, false, ticks), axis(section.names[state.series], log))];
+  return [traces, layout(axis(ROUND, false, ticks), axis(section.names[state.series], log))];
 }
 
 function gapChart(section, state) {
@@ -128,10 +138,7 @@ function gapChart(section, state) {
     traces.push({ x, y: x.map((k) => arm.gap.guide / k), ...guide });
   }
   for (const trace of traces.filter((t) => t.meta === "band")) trace.showlegend = false;
-  const ticks = (key) => {
-    const values = traces.flatMap((t) => t[key]).filter((v) => v > 0);
-    return values.length && Math.max(...values) < 1000 * Math.min(...values) ? { dtick: "D2" } : {};
-  };
+  const ticks = (key) => decades(traces.flatMap((t) => t[key]));
   const x = axis("communication round K", true, { exponentformat: "none", ...ticks("x") });
   return [traces, layout(x, axis("gap of the parameters", true, ticks("y")), LEGEND_BELOW)];
 }
@@ -156,7 +163,7 @@ function spectraChart(arm, round) {
 // Panels above each other on one round axis: [{ title, log, traces }].
 function stacked(panels, rounds) {
   const height = 1 / panels.length;
-  const result = layout(axis(AXIS_TITLES.rounds, false, { anchor: `y${panels.length}`, ...whole(rounds) }), {}, LEGEND_BELOW);
+  const result = layout(axis(ROUND, false, { anchor: `y${panels.length}`, ...whole(rounds) }), {}, LEGEND_BELOW);
   panels.forEach((panel, index) => {
     const top = 1 - index * height;
     const domain = [Math.max(0, top - height * 0.88), top];

@@ -29,6 +29,7 @@ __all__ = [
     "load_views",
     "metric_table",
     "records_table",
+    "running_total",
     "series_band",
     "summary",
     "worst",
@@ -47,7 +48,7 @@ class ArmSummary:
     final_*, best
         The metric of the last round, and the median over the seeds of the best one of any round. In the final metric a
         seed that diverged counts as infinity (minus infinity if the goal is "max"), whatever it had reached before.
-    rounds, after, seconds, uplink_bytes
+    rounds, after, seconds, uplink_bytes, downlink_bytes
         The most rounds of any seed, those of the warm-up before them, medians over the seeds of the totals. Nothing of
         a warm-up is in the totals.
     peak_memory_mib
@@ -77,6 +78,7 @@ class ArmSummary:
     best: float
     seconds: float
     uplink_bytes: float
+    downlink_bytes: float
     peak_memory_mib: float
     status: str
     diverged: int
@@ -155,9 +157,17 @@ def series_band(results: Results, arm: str, key: str) -> Band | None:
     return None if np.isnan(band.median).all() else band
 
 
-def cumulative(results: Results, arm: str, key: str) -> Array | None:
-    """Median over the seeds of the running total of `key`, from zero in round 0; None if it was not recorded."""
-    rows = [np.cumsum([0.0, *(v or 0.0 for v in r[key])]).tolist() for r in results["arms"][arm].values() if r.get(key)]
+def running_total(record: Record, *keys: str) -> Array | None:
+    """The sum of these series up to each round, from zero in round 0; None if one of them was not recorded."""
+    if not all(record.get(key) for key in keys):
+        return None
+    return np.cumsum([0.0, *(sum(v or 0.0 for v in row) for row in zip(*(record[key] for key in keys), strict=True))])
+
+
+def cumulative(results: Results, arm: str, *keys: str) -> Array | None:
+    """Median over the seeds of the running total of these series together; None if they were not recorded."""
+    totals = [running_total(record, *keys) for record in results["arms"][arm].values()]
+    rows = [total.tolist() for total in totals if total is not None]
     if not rows:
         return None
     # A seed that stops early must not make the total of the others run backwards.
@@ -213,6 +223,7 @@ def _summarise(results: Results, arm: str) -> ArmSummary:
         best=statistics.middle(best),
         seconds=_median_total(seeds, "seconds"),
         uplink_bytes=_median_total(seeds, "uplink_bytes"),
+        downlink_bytes=_median_total(seeds, "downlink_bytes"),
         peak_memory_mib=_largest(seeds, "peak_memory_mib"),
         status=_status(gone, len(seeds), any(record.get("status") == "running" for record in seeds.values())),
         diverged=gone,

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fipa.report import image_figures, panels
+from fipa.report.axes import of_figures
 from fipa.report.data import Results, best_federated, load_results, load_views, series_band
 from fipa.report.payload import by_client, error_range, varies, view_errors
 from fipa.report.style import Style, arm_styles
@@ -173,8 +174,9 @@ def _with_maps(
 
 
 def _generic(results: Results, views: Views, styles: Styles) -> Figure:
-    figure, axes = _grid([3], width=4.2, height=3.8)
-    for place, x in zip(axes, ("rounds", "seconds", "mib"), strict=True):
+    against = of_figures(results)
+    figure, axes = _grid([len(against)], width=4.2, height=3.8, least=8.4)
+    for place, x in zip(axes, against, strict=True):
         panels.metric_curves(place, results, styles, x)
     _legend_below(figure, axes[0])
     return figure

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fipa.report import panels, stages
+from fipa.report.axes import of_figures
 from fipa.report.data import ArmSummary, Results, summary
 from fipa.report.scores import Spread
 from fipa.report.stages import Start, WarmUp
@@ -21,31 +22,34 @@ BLUES = LinearSegmentedColormap.from_list("shares", ["#dbe8f4", "#5b9bd0", "#0b3
 
 
 def refine(results: Results, views: dict[str, Any], styles: dict[str, Style]) -> Figure:
-    """The warm-up at the left, the arms that go on from it at the right, the best one first in the legend."""
+    """The arms against bytes and rounds, then the warm-up that they start from; the best one first in the legend."""
     found = stages.warm_up(results)
-    figure = Figure(figsize=(9.6 if found else 7.2, 4.2), layout="constrained")
-    widths = [1, 2] if found else [1]
-    axes = np.ravel(np.asarray(figure.subplots(1, len(widths), width_ratios=widths), dtype=object)).tolist()
+    against = [key for key in of_figures(results) if key != "seconds"]
+    widths = [2.0] * len(against) + ([1.2] if found else [])
+    figure = Figure(figsize=(2.2 + 2.2 * sum(widths), 4.4), layout="constrained")
+    axes: list[Axes] = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0].tolist()
+    for place, x in zip(axes, against, strict=False):
+        panels.metric_curves(place, results, styles, x)
+        place.margins(x=0.02)
+        if place is not axes[0]:
+            place.sharey(axes[0])
+            place.set_ylabel("")
+        if found:
+            place.set_title("refinement", fontsize=10)
     if found:
-        warm_up_lines(axes[0], results, found)
-    right: Axes = axes[-1]
-    panels.metric_curves(right, results, styles, "rounds")
-    if found:
-        right.set_ylabel("")
-        right.set_title("refinement", fontsize=10)
-    right.margins(x=0.02)
+        warm_up_lines(axes[-1], results, found)
+        axes[-1].set_ylabel("")
     seeds = max(map(len, results["arms"].values()))
     title = f"median and range\nover {seeds} seeds" if seeds > 1 else None
-    handles, labels = right.get_legend_handles_labels()
+    handles, labels = axes[against.index("rounds")].get_legend_handles_labels()
     lines = dict(zip(labels, handles, strict=True))
     order = {panels.plain(s.arm): f"\n({s.status})" if s.diverged else "" for s in _best_first(results)}
     order |= {name: "" for name in lines if name not in order}  # the means of the last models
-    right.legend(
+    figure.legend(
         [lines[name] for name in order],
         [name + end for name, end in order.items()],
         title=title,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
+        loc="outside right center",
         fontsize=8,
         title_fontsize=8,
         alignment="left",

@@ -15,7 +15,7 @@ function warmupChart(warmup, section) {
     type: "line", xref: "x", yref: "paper", x0: start, x1: start, y0: 0, y1: 1, line: { color: soft, width: 1, dash: "dot" },
   }));
   const log = section.metric.scale === "log";
-  return [traces, layout(axis(AXIS_TITLES.rounds, false), axis(plain(section.metric.name), log), { shapes })];
+  return [traces, layout(axis(ROUND, false), axis(plain(section.metric.name), log), { shapes })];
 }
 
 // Light for few and dark for many on white paper, the other way round on black; an empty cell is paper.

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fipa.report.data import MIB, ArmSummary, Results, averaged_name
+from fipa.report.data import MIB, ArmSummary, Results, averaged, averaged_name
 from fipa.report.data import summary as summaries
+from fipa.report.reach import Reach, reach
 from fipa.report.scores import LAST
 from fipa.report.words import (
     against_control,
@@ -78,7 +79,7 @@ def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
         numbers, paired = ["seeds", *score_names(metric["goal"])], "control, mean"
     heads = ["arm", "rounds", *numbers]
     measured = any(not math.isnan(s.peak_memory_mib) for _, _, s in rows)
-    heads += ["seconds", "uplink MiB", *(["peak memory MiB"] if measured else [])]
+    heads += ["seconds", "uplink MiB", "downlink MiB", *(["peak memory MiB"] if measured else [])]
     heads += ["status", f"against the {paired}"]
     body = ""
     for label, results, s in rows:
@@ -90,13 +91,46 @@ def final_table(rows: Sequence[tuple[str, Results, ArmSummary]]) -> str:
             *levels,
             (s.seconds, number(s.seconds)),
             (s.uplink_bytes / MIB, mebibytes(s.uplink_bytes)),
+            (s.downlink_bytes / MIB, mebibytes(s.downlink_bytes)),
             *([(s.peak_memory_mib, number(s.peak_memory_mib))] if measured else []),
             (s.status, s.status),
             against,
         ]
         body += f"<tr>{_row(cells)}</tr>"
-    head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in heads)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _table("final", heads, body)
+
+
+def reach_tables(arms: Sequence[tuple[str, Results, str]], levels: Sequence[float]) -> str:
+    """For each level a folded table of what it takes the arms to reach it; an item is a label, its run and its arm.
+
+    The line that is always seen says how many arms do, and which one with the fewest bytes up.
+    """
+    metric = arms[0][1]["metric"]
+    better = "or more" if metric["goal"] == "max" else "or less"
+    parts = []
+    for level in levels:
+        found = {label: reach(results, arm, level) for label, results, arm in arms}
+        means = {
+            label: reach(averaged(results), arm, level)
+            for label, results, arm in arms
+            if arm in averaged(results)["arms"]
+        }
+        body = "".join(f"<tr>{_row(_reach_cells(label, r, means.get(label)))}</tr>" for label, r in found.items())
+        there = {label: r.uplink_mib for label, r in found.items() if math.isfinite(r.round)}
+        cheapest = min((label for label, mib in there.items() if mib > 0), key=lambda label: there[label], default=None)
+        told = f"{metric['name']} {number(level)} {better}: {len(there)} of {len(found)} arms"
+        if cheapest is not None:
+            told += f", {cheapest} with the fewest bytes up, {number(there[cheapest])} MiB"
+        table = _table("reach", ["arm", "round", "uplink MiB", "uplink + downlink MiB", "seconds", "seeds"], body)
+        parts.append(f"<details><summary>{escape(told)}</summary>{table}</details>")
+    note = (
+        "The first round, of those measured, in which the metric was that good, and what all clients together had sent "
+        "and taken by then since the arm's own start: medians over the seeds, each by itself. A dash: half of the "
+        "seeds or more never were."
+    )
+    if any(averaged(results)["arms"] for _, results, _ in arms):
+        note += " Second line: the same of the mean of the last models."
+    return f'{"".join(parts)}<p class="note">{escape(note)}</p>'
 
 
 def score_names(goal: str) -> list[str]:
@@ -181,6 +215,24 @@ def _score_cells(results: Results, s: ArmSummary) -> tuple[list[Cell], Cell]:
     cells: list[Cell] = [(level.mean, _unbroken(mean_and_deviation(results, level))) for level in levels]
     paired = s.scores.against_control
     return cells, (paired.value if paired else "", means_against_control(results, s))
+
+
+def _reach_cells(label: str, found: Reach, mean: Reach | None) -> list[Cell]:
+    def texts(r: Reach) -> list[str]:
+        spent = (r.round, r.uplink_mib, r.total_mib, r.seconds)
+        return [*(number(v) if math.isfinite(v) else "-" for v in spent), f"{r.reached}/{r.seeds}"]
+
+    values = (found.round, found.uplink_mib, found.total_mib, found.seconds, found.reached / found.seeds)
+    below = [""] * len(values) if mean is None else [f"\n{text}" for text in texts(mean)]
+    cells = zip(values, texts(found), below, strict=True)
+    return [(label, label), *((value, text + more) for value, text, more in cells)]
+
+
+def _table(kind: str, heads: Sequence[str], body: str) -> str:
+    head = "".join(f'<th scope="col"><button type="button">{escape(text)}</button></th>' for text in heads)
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _unbroken(text: str) -> str:

@@ -71,7 +71,7 @@ function perArm(root, name, section, chart, options) {
 }
 
 function wireSection(root, section) {
-  const state = { axis: "rounds", scale: section.metric.scale, band: true, seeds: false, averaged: true, hidden: new Set(), series: null, seriesScale: "linear" };
+  const state = { axis: section.axes[0].key, scale: section.metric.scale, band: true, seeds: false, averaged: true, hidden: new Set(), series: null, seriesScale: "linear" };
   const boxOf = (name) => root.querySelector(`[data-chart="${name}"]`);
   const metric = () => draw(boxOf("metric"), metricChart(section, state));
   const series = () => boxOf("series") && draw(boxOf("series"), seriesChart(section, state));

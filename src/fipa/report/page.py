@@ -15,7 +15,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from fipa.errors import FipaError
-from fipa.report import markup
+from fipa.report import axes, markup, reach
 from fipa.report.data import Results, averaged_name, best_federated, load_results, load_views, summary
 from fipa.report.payload import CLIENTS, LABELS, arm_payload, view_payload
 from fipa.report.stages import shares_payload, warm_up_payload
@@ -26,7 +26,6 @@ CITATION = (
     "Method: Zhipeng Chang, Ting He and Wenrui Hao, Fisher-Informed Parameterwise Aggregation for Federated Learning "
     "with Heterogeneous Data (2026). Independent implementation."
 )
-AXES = (("rounds", "rounds"), ("own", "rounds of refinement"), ("seconds", "seconds"), ("mib", "uplink MiB"))
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,28 @@ def _section_payload(group: Sequence[Shown]) -> dict[str, Any]:
     if len({payload.get("after", 0) for payload in payloads}) > 1:  # to be compared, arms need a common start
         for payload in payloads:
             payload["own"] = [k - payload.get("after", 0) for k in payload["rounds"]]
+    metric = group[0].results["metric"]
     return {
-        "metric": group[0].results["metric"],
+        "metric": metric,
+        "axes": _axes(payloads, metric["goal"]),
         "names": LABELS,
         "arms": payloads,
         "views": [_view(run) for run in group],
     }
+
+
+def _axes(arms: Sequence[dict[str, Any]], goal: str) -> list[dict[str, Any]]:
+    """The axes that some arm has, the one that the page opens with first."""
+    warm = any("after" in arm for arm in arms)
+    return [
+        {
+            "key": key,
+            "title": axes.AXES[key].title + (f"<br>{axes.SINCE}" if warm and key != "rounds" else ""),
+            "log": axes.AXES[key].log,
+        }
+        for key in axes.in_order(goal)
+        if any(key in arm for arm in arms)
+    ]
 
 
 def _view(run: Shown) -> dict[str, Any]:
@@ -128,9 +143,9 @@ def _introduction(run: Shown, *, alone: bool) -> str:
 def _section(group: Sequence[Shown], data: dict[str, Any], level: int) -> str:
     metric, arms = data["metric"], data["arms"]
     some = {key for arm in arms for key in arm}
-    axes = [(key, text) for key, text in AXES if any(key in arm for arm in arms)]
+    offered = [(axis["key"], axes.AXES[axis["key"]].button) for axis in data["axes"]]
     several = any("seeds" in arm for arm in arms)
-    controls = markup.choice("axis", "x axis", axes, "rounds")
+    controls = markup.choice("axis", "x axis", offered, offered[0][0])
     controls += markup.choice("scale", "y axis", [("log", "log"), ("linear", "linear")], metric["scale"])
     if several:
         controls += markup.checkbox("band", "range over seeds", checked=True)
@@ -144,6 +159,8 @@ def _section(group: Sequence[Shown], data: dict[str, Any], level: int) -> str:
     note = note if several else ""
     if any("after" in arm for arm in arms):
         note += " Rounds count on from the warm-up; seconds and bytes are those since the start of the refinement."
+    if some & axes.BYTES.keys():
+        note += " Bytes are those of all clients together; the start, before the first byte, is left of their axis."
     blocks = [
         '<div class="legend" role="group" aria-label="arms shown"></div>',
         markup.frame(
@@ -170,6 +187,9 @@ def _section(group: Sequence[Shown], data: dict[str, Any], level: int) -> str:
         f"<h{level}>{escape(heading)}</h{level}>{markup.final_table(rows)}"
         f'<p class="note">{escape(markup.table_note([run.results for run in group]))}</p>'
     )
+    if levels := reach.levels([run.results for run in group]):
+        arms_of = [(run.labels[arm], run.results, arm) for run in group for arm in run.results["arms"]]
+        blocks.append(f"<h{level}>What it takes</h{level}>{markup.reach_tables(arms_of, levels)}")
     blocks += _details(some, data, level)
     happened = markup.events([(run.labels[arm], run.results, arm) for run in group for arm in run.results["arms"]])
     if happened:

@@ -10,10 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
+from fipa.report import axes as x_axes
 from fipa.report import statistics
-from fipa.report.data import MIB, Record, Results, after, averaged, averaged_name, cumulative, metric_table, series_band
+from fipa.report.data import Record, Results, after, averaged, averaged_name, metric_table, series_band
 from fipa.report.payload import (
     CLIENTS,
     NUMBERED,
@@ -29,21 +30,20 @@ from fipa.report.payload import (
 from fipa.report.style import BRIGHT, GREY, Style
 
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-X_LABELS = {"rounds": "communication round", "seconds": "seconds", "mib": "uplink MiB"}
 AVERAGED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.8}  # the means of the last models
-SINCE = " since the start of refinement"
 
 
 def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str) -> None:
-    """Median and range over seeds of the metric against rounds, seconds or mib; thin: the mean of the last models."""
+    """Median and range over seeds of the metric against one of `axes.AXES`; thin: the mean of the last models."""
     means = averaged(results)
     for arm, style in styles.items():
         values = metric_table(results, arm)
-        places = _x_values(results, arm, x, values.shape[1])
+        places = x_axes.places(results, arm, x)
         if places is None:
             continue
         band = statistics.band(values)
         seen = ~np.isnan(band.median)  # a line goes on over rounds in which nothing was measured
+        seen &= places > 0 if x_axes.AXES[x].log else True
         places, band = places[seen], statistics.Band(band.median[seen], band.low[seen], band.high[seen])
         median = _drawable(band.median)
         marks = "." if np.isfinite(median).sum() < 3 else ""  # a line of one point is invisible
@@ -69,10 +69,12 @@ def metric_curves(axes: Axes, results: Results, styles: dict[str, Style], x: str
         axes.plot([], [], color=GREY, label=averaged_name(results), **AVERAGED)
     axes.set_yscale(results["metric"]["scale"])
     warm = x != "rounds" and any(after(results, arm) for arm in styles)
-    axes.set_xlabel(X_LABELS[x] + (SINCE if warm else ""))
+    axes.set_xlabel(x_axes.AXES[x].title + (f"\n{x_axes.SINCE}" if warm else ""))
     axes.set_ylabel(plain(results["metric"]["name"]))
     if x == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if x_axes.AXES[x].log:
+        _log_of_bytes(axes)
     tidy(axes)
 
 
@@ -233,11 +235,13 @@ def _image(axes: Axes, view: dict[str, Any], values: statistics.Array, title: st
     return image
 
 
-def _x_values(results: Results, arm: str, x: str, length: int) -> statistics.Array | None:
-    if x == "rounds":
-        return np.arange(length, dtype=float) + after(results, arm)
-    totals = cumulative(results, arm, "seconds" if x == "seconds" else "uplink_bytes")
-    return totals if totals is None or x == "seconds" else totals / MIB
+def _log_of_bytes(axes: Axes) -> None:
+    """A log axis with plain numbers, also between the powers of ten where it spans few of them."""
+    if not math.isfinite(axes.dataLim.minposx):
+        axes.set_xlim(0.1, 1)  # nothing is drawn, and matplotlib can make no log axis of that
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
 
 
 def _drawable(values: Sequence[float] | statistics.Array) -> statistics.Array:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fipa.report import statistics
-from fipa.report.data import MIB, Record, Results, after, averaged, cumulative, metric_table, series_band
+from fipa.report import axes, statistics
+from fipa.report.data import Record, Results, after, averaged, metric_table, series_band
 from fipa.report.statistics import Band
 from fipa.report.style import Style
 
@@ -50,7 +50,6 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
     seen, begin = _places(values), after(results, arm)
     later = seen[1:] - 1  # places of rounds 1, 2, ... in the per-round series
     series = {key: series_band(results, arm, key) for key in LABELS}
-    uplink = cumulative(results, arm, "uplink_bytes")
     means = averaged(results)
     mean = statistics.band(metric_table(means, arm)).median if arm in means["arms"] else None
     first, record = next(iter(seeds.items()))
@@ -60,8 +59,7 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
         "dash": style.dash,
         "rounds": (seen + begin).tolist(),
         "after": begin or None,
-        "seconds": _optional(cumulative(results, arm, "seconds"), seen),
-        "mib": _optional(None if uplink is None else uplink / MIB, seen),
+        **{key: _optional(axes.places(results, arm, key), seen) for key, axis in axes.AXES.items() if axis.series},
         "metric": _band(statistics.band(values), seen),
         "averaged": _optional(mean, seen),
         "seeds": {seed: numbers(row[seen]) for seed, row in zip(seeds, values, strict=True)} if len(seeds) > 1 else {},
