@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
@@ -148,6 +148,17 @@ def judged(content: RecordDict, name: str | None) -> float:
             f"has {there}, expected {wanted}: let @app.evaluate() return the loss, or name it with FIPA(loss_name=...)"
         )
     return _loss(numbers, found[0])
+
+
+def judgement(reply: Message, key: str, most: int) -> tuple[str | None, int, dict[str, Any]]:
+    """What is wrong with an app's evaluation, its weight by that key and up to a limit, and its numbers."""
+    if reply.has_error() or len(reply.content.metric_records) != 1:
+        return (reply.error.reason if reply.has_error() else "has not one MetricRecord"), 0, {}
+    numbers: dict[str, Any] = dict(next(iter(reply.content.metric_records.values())))
+    weight = numbers.pop(key, None)
+    if type(weight) is not int or not 0 < weight <= most:
+        return f"has {key} = {weight!r}", 0, {}
+    return None, weight, numbers
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

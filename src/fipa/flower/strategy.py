@@ -26,7 +26,7 @@ from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.safety import Safety
 from fipa.federation.stage import Control, Stage
-from fipa.flower.answer import Limits, finite_numbers
+from fipa.flower.answer import Limits, finite_numbers, judgement
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
 from fipa.flower.journal import EVALUATE, TRAIN, Journal
@@ -263,23 +263,13 @@ class FIPA(FedAvg):
         """Weighted means of the clients' numbers, added up in the order of the clients."""
         rows = []
         for reply in sorted(replies, key=lambda reply: self._roster.partition(reply.metadata.src_node_id)):
-            reason, weight, numbers = self._judgement(reply)
+            reason, weight, numbers = judgement(reply, self.weighted_by_key, self.limits.examples)
             if reason is None:
                 rows.append((weight, finite_numbers(numbers)))
             else:
                 text = f"refused: the evaluation of node {reply.metadata.src_node_id} {reason}"
                 self.journal.say(event(server_round, None, text), WARNING)
         return MetricRecord(dict(means(rows))) if rows else None
-
-    def _judgement(self, reply: Message) -> tuple[str | None, int, dict[str, Any]]:
-        """What is wrong with an evaluation, its weight, and its numbers."""
-        if reply.has_error() or len(reply.content.metric_records) != 1:
-            return (reply.error.reason if reply.has_error() else "has not one MetricRecord"), 0, {}
-        numbers: dict[str, Any] = dict(next(iter(reply.content.metric_records.values())))
-        weight = numbers.pop(self.weighted_by_key, None)
-        if type(weight) is not int or not 0 < weight <= self.limits.examples:
-            return f"has {self.weighted_by_key} = {weight!r}", 0, {}
-        return None, weight, numbers
 
     def settings(self) -> tuple[dict[str, str], dict[str, str]]:
         """What must not change between a checkpoint and its use, and what may."""
