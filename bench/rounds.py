@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,12 +27,17 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import CompletedFIPA
 from fipa.aggregation.rule import Rule
+from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.descent import SGD
+from fipa.clients.gradient import FullGradient
+from fipa.clients.rule import LocalRule
 from fipa.curvature.additive import AdditivePlan
+from fipa.curvature.basis import BasisPlan
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
 from fipa.data.images import Images, ImageSet
 from fipa.federation.arm import Arm
+from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor
 from fipa.federation.problem import Problem
@@ -127,9 +132,11 @@ def pfl(gate: Gate, rounds: int, threads: int) -> None:
     peers.pfl(gate, rounds, threads)
 
 
-def arm(rule: Rule, plan: CurvaturePlan | None = None, epochs: int = WORK.epochs) -> Arm:
-    """Rounds without evaluation."""
-    local = SGD(lr=LR, epochs=epochs, batch=BATCH, weight_decay=DECAY)
+def arm(
+    rule: Rule, plan: CurvaturePlan | None = None, epochs: int = WORK.epochs, local: LocalRule | None = None
+) -> Arm:
+    """Rounds without evaluation, of clients that train by SGD unless told otherwise."""
+    local = local or SGD(lr=LR, epochs=epochs, batch=BATCH, weight_decay=DECAY)
     return Arm("bench", (Stage(rule, local, 10**6, plan, evaluate_every=10**6),), group=1)
 
 
@@ -246,11 +253,13 @@ def _costs(model: str, work: Work) -> Iterator[Record]:
         "FedAvg": arm(FedAvg(), None, work.epochs),
         "FIPA": arm(CompletedFIPA(damping=0.5, step=0.25), sketch, work.epochs),
         "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), sums, work.epochs),
+        "FIPA shared basis": arm(SharedFIPA(radius=0.1), BasisPlan(sampled_labels=1), local=FullGradient()),
     }
     times: dict[str, list[float]] = {name: [] for name in arms}
     with Executor(partial(problem, model=model, samples=work.samples), workers=2) as executor:
         federations = {name: Federation(one, 0, executor) for name, one in arms.items()}
         states = {name: federation.start() for name, federation in federations.items()}
+        states["FIPA shared basis"] = _known(states["FIPA shared basis"])
         parameters = states["FedAvg"].theta.numel()
         for _ in range(work.turns + 1):
             for name, federation in federations.items():
@@ -258,7 +267,14 @@ def _costs(model: str, work: Work) -> Iterator[Record]:
                 states[name], _ = federation.round(states[name])
                 times[name].append(time.perf_counter() - start)
     seconds = {name: median(t[1:]) for name, t in times.items()}
-    for name in ("FIPA", "additive FIPA"):
+    for name in ("FIPA", "additive FIPA", "FIPA shared basis"):
         detail = {"seconds": seconds[name], "fedavg_seconds": seconds["FedAvg"], "parameters": f"{parameters:,}"}
         ratio = seconds[name] / seconds["FedAvg"]
         yield Record(f"rounds: {name} against FedAvg, {MODELS[model]}, {work}", ratio, None, "x the time", detail)
+
+
+def _known(state: State) -> State:
+    """With as many columns in the basis as it holds for most of its life: those of a warm-up with 150 clients."""
+    generator = torch.Generator().manual_seed(1)
+    seen = {client: (1, torch.randn(state.theta.shape, generator=generator)) for client in range(150)}
+    return replace(state, seen=seen)

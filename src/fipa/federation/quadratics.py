@@ -101,18 +101,19 @@ class Quadratics:
 
     def told(self, *news: News) -> Quadratics:
         """With clients' news in the place of what they told before."""
-        fresh = {one.client: one for one in news}
-        stay = [place for place, client in enumerate(self.ids.tolist()) if client not in fresh]
-        rows = [self._row(one) for one in fresh.values()]
-        ids = torch.tensor([*self.ids[stay].tolist(), *fresh], dtype=torch.int64)
-        order = torch.argsort(ids)
+        fresh = {one.client: self._row(one) for one in news}
+        places = {client: place for place, client in enumerate(self.ids.tolist())}
+        ids = sorted({*places, *fresh})
 
         def joined(name: str) -> Tensor:
             before: Tensor = getattr(self, name)
-            return torch.cat([before[stay], *(row[name][None].to(before) for row in rows)])[order]
+            after = before.new_empty(len(ids), *before.shape[1:])
+            for row, client in enumerate(ids):  # one by one: no more memory than before and after
+                after[row] = fresh[client][name] if client in fresh else before[places[client]]
+            return after
 
         names = [f.name for f in fields(self) if f.name not in ("ids", "merged")]
-        after = Quadratics(ids[order], **{name: joined(name) for name in names}, merged=self.merged)
+        after = Quadratics(torch.tensor(ids, dtype=torch.int64), **{n: joined(n) for n in names}, merged=self.merged)
         return after._recalled([client for client in fresh if client in self.merged.tolist()])
 
     def _row(self, one: News) -> dict[str, Tensor]:
