@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
+from fipa.clients.gradient import FullGradient
 from fipa.clients.rule import LocalRule
 from fipa.curvature.registry import kind_of
 from fipa.curvature.summary import Arrived, CurvatureSummary
@@ -56,11 +57,12 @@ class Limits:
     def longest(self, theta: Tensor, local: LocalRule | None) -> float:
         """The longest update of these parameters.
 
-        That of a Gauss-Newton client may have any length: the server sees it through the client's curvature.
+        That of a Gauss-Newton client may have any length: the server sees it through the client's curvature. So may a
+        gradient.
         """
         if self.norm is not None:
             return self.norm
-        newton = local is not None and local.needs_curvature
+        newton = local is not None and (local.needs_curvature or isinstance(local, FullGradient))
         return self.curvature if newton else 10 * max(1.0, float(theta.norm()))
 
 
