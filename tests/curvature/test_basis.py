@@ -187,7 +187,7 @@ def test_an_answer_that_is_not_finite(place: int, bad: float) -> None:
 
 def test_a_negative_diagonal() -> None:
     answer = pack(torch.diag(torch.tensor([1.0, -0.01, 2.0])))
-    with pytest.raises(SketchError, match=r"has a matrix with -0\.01 on its diagonal: a curvature is not negative"):
+    with pytest.raises(SketchError, match=r"has a matrix with the eigenvalue -0\.01: a curvature is not negative"):
         BasisCurvature.unpacked(answer, BASIS, LAYOUT)
     rounded = pack(torch.diag(torch.tensor([1.0, -1e-7, 2.0])))
     assert BasisCurvature.unpacked(rounded, BASIS, LAYOUT).matrix[1, 1] < 0
@@ -197,7 +197,7 @@ def test_a_negative_diagonal() -> None:
     ("changes", "message"),
     [
         ({"matrix": torch.eye(4).double()}, r"client 0 sent matrix of shape \(4, 4\), expected \(3, 3\)"),
-        ({"matrix": -torch.eye(3).double()}, r"client 0 sent a matrix with -1 on its diagonal"),
+        ({"matrix": -torch.eye(3).double()}, r"client 0 sent a matrix with the eigenvalue -1"),
         ({"matrix": torch.eye(3).double() / 0}, r"client 0 sent NaN or infinity in its matrix"),
         ({"moment": torch.ones(2).double()}, r"client 0 sent moment of shape \(2,\), expected \(3,\)"),
         ({"moment": torch.ones(3, 2).double()}, r"client 0 sent moment of shape \(3, 2\), expected \(3,\)"),

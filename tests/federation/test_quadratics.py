@@ -151,15 +151,45 @@ def test_clients_that_leave_are_forgotten() -> None:
 
 def test_those_who_have_not_been_seen_for_long_are_forgotten() -> None:
     _, _, known, _ = scene()
-    warm = known.told(News(9, 5, 0, THETA))
-    assert warm.since(2).ids.tolist() == [2, 3, 9]  # seen in rounds 2 and 3; nobody knows of 9
+    again = known.told(News(0, 10, 7, THETA))  # its curvature is of round 0, its gradient of round 7
+    assert again.since(2).ids.tolist() == [0, 2, 3]
+    few = known.within(2, basis(), now=4)
+    assert few.since(3).ids.tolist() == [3]
+    assert len(few.since(3).merged) == 0
+
+
+def test_an_older_answer_does_not_replace_a_fresher_one() -> None:
+    _, _, known, _ = scene()
+    assert torch.equal(known.told(News(3, 40, 2, THETA)).updates, known.updates)
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.5])
+def test_merging_changes_nothing_of_what_clients_that_train_pull_towards(discount: float) -> None:
+    Q, known = basis(), Quadratics.none(THETA).widened(K)
+    for i in range(CLIENTS):
+        one, D = Client(i, wide(Q)), randn(P, seed=20 + i)
+        known = known.told(News(i, one.n, i, D, None, one.S, wide(Q).T @ one.H @ D)).moved(randn(K, seed=30 + i))
+    few = known.within(2, Q, 4, discount, trained=True)
+    if discount == 1.0:
+        pairs = zip(known.pull(Q, known.weights(4), True), few.pull(Q, few.weights(4), True), strict=True)
+        for expected, found in pairs:
+            torch.testing.assert_close(found, expected)
+    else:  # within the merged ones, those seen later count more
+        old = known.without([3])
+        torch.testing.assert_close(few.updates[0], old.pull(Q, old.weights(4, discount), True)[0])
+
+
+def test_columns_that_nobody_knows_are_steep() -> None:
+    _, _, known, _ = scene()
+    curvature = known.widened(K + 2).curvature(known.weights(4))
+    assert curvature[K, K] == curvature[K + 1, K + 1] == curvature.diagonal().max() > 0
 
 
 def test_the_oldest_are_merged_and_nothing_of_their_sum_is_lost() -> None:
     Q, _, known, _ = scene()
     few = known.within(2, Q, now=4)
     assert few.ids.tolist() == [OTHERS, 3]
-    assert few.merged.tolist() == [0, 1, 2]
+    assert few.merged.tolist() == [[0, 10], [1, 20], [2, 30]]
     assert few.examples.tolist() == [60, 40]
     before, after = (one.pull(Q, one.weights(4), False)[0] for one in (known, few))
     torch.testing.assert_close(after, before)
@@ -173,7 +203,9 @@ def test_who_was_merged_and_comes_back_counts_once() -> None:
     again = few.told(News(1, 20, 5, THETA, 1.0, torch.eye(K, dtype=torch.float64)))
     assert again.ids.tolist() == [OTHERS, 1, 3]
     assert again.examples.tolist() == [40, 20, 40]
-    assert again.merged.tolist() == [0, 2]
+    assert again.merged.tolist() == [[0, 10], [2, 30]]
+    greedy = few.told(News(1, 10**7, 5, THETA, 1.0, torch.eye(K, dtype=torch.float64)))
+    assert greedy.examples.tolist() == [40, 10**7, 40]  # what it has now takes nothing from the others
     back = [News(i, 10 * (i + 1), 6, THETA) for i in (0, 2)]
     assert again.told(*back).ids.tolist() == [0, 1, 2, 3]
 

@@ -19,6 +19,7 @@ from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Participation
 from fipa.federation.shared import Shared
+from fipa.federation.stage import Stage
 from fipa.federation.trust import TrustRegion
 
 ONE = Participation("uniform", 1)
@@ -123,7 +124,11 @@ def test_clients_that_train_can_be_judged() -> None:
 
 def test_a_trust_region_is_not_for_clients_that_train() -> None:
     with pytest.raises(FipaError, match="clients that send gradients"):
-        run(stage(SharedFIPA(damping=0.1), SGD(lr=0.1, steps=2), plan=BasisPlan(), control=TrustRegion()))
+        stage(SharedFIPA(damping=0.1), SGD(lr=0.1, steps=2), plan=BasisPlan(), control=TrustRegion())
+    with pytest.raises(FipaError, match="weight_decay and radius are for clients that send gradients"):
+        stage(SharedFIPA(weight_decay=0.1), SGD(lr=0.1, steps=2), plan=BasisPlan())
+    with pytest.raises(FipaError, match="say how they train"):
+        Stage(SharedFIPA(), None, 1, BasisPlan())
 
 
 def test_weight_decay_is_the_servers() -> None:
@@ -161,3 +166,50 @@ def test_a_full_basis_makes_room() -> None:
         assert len(Shared.of(state.rule_state).basis) == 1
     losses = [record["loss"] for _, record in rounds]
     assert losses[-1] < losses[0]
+
+
+def test_a_client_that_is_always_late_by_one_is_remembered() -> None:
+    faults = Planned(plan={(k, 2): 1 for k in range(1, 7)})
+    rounds = run(shared(rounds=6, damping=1e-6), faults=faults)
+    memory = Shared.of(rounds[-1][0].rule_state)
+    place = memory.clients.place(2)
+    assert place is not None
+    assert int(memory.clients.visits[place]) == 5
+
+
+def test_a_late_answer_does_not_replace_a_fresher_one() -> None:
+    faults = Planned(plan={(1, 2): 2, (3, 2): None})
+    rounds = run(shared(rounds=3, damping=1e-6), faults=faults)
+    memory = Shared.of(rounds[-1][0].rule_state)
+    place = memory.clients.place(2)
+    assert place is not None
+    assert (int(memory.clients.visits[place]), int(memory.clients.rounds[place])) == (2, 2)
+
+
+def test_a_warm_up_outlives_a_round_that_comes_to_nothing() -> None:
+    warmup = stage(FedAvg(), SGD(lr=0.1, steps=1), 2)
+    faults = Planned(plan={(3, client): None for client in range(3)})
+    rounds = run(Arm("arm", (warmup, shared(rounds=2, damping=0.1)), faults=faults))
+    assert set(rounds[2][0].seen) == {0, 1, 2}
+    assert rounds[3][0].seen == {}
+    assert len(Shared.of(rounds[3][0].rule_state).clients) == 3
+
+
+def test_parameters_that_are_all_zero_have_a_radius() -> None:
+    def zeros(seed: int) -> Any:
+        problem = lines(seed)
+        problem.initial = torch.zeros_like(problem.initial)
+        return problem
+
+    rounds = run(shared(rounds=2, control=TrustRegion()), zeros)
+    assert rounds[-1][1]["loss"] < rounds[0][1]["loss"]
+
+
+def test_a_run_that_has_converged_stays_alive() -> None:
+    rounds = run(shared(rounds=200, control=TrustRegion()))
+    np.testing.assert_allclose(rounds[-1][0].theta.numpy(), optimum(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_basis_never_has_more_columns_than_it_may() -> None:
+    rounds = run(shared(rounds=4, columns=1, damping=0.1, weight_decay=0.1))
+    assert all(len(Shared.of(state.rule_state).basis) <= 1 for state, _ in rounds)

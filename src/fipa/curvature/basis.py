@@ -22,7 +22,7 @@ from fipa.curvature.terms import LossName
 from fipa.errors import SketchError
 from fipa.layout import Layout
 
-_NEGATIVE = 1e-4  # of the largest diagonal entry: how far rounding may take a matrix below zero
+_NEGATIVE = 1e-4  # of the largest eigenvalue: how far rounding may take a matrix below zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +171,10 @@ class BasisPlan(SampledPlan):
 
 
 def _negative(matrix: Tensor) -> str | None:
-    """Words for a matrix that cannot be a curvature, or None; its eigenvalues are the server's to look at."""
-    diagonal = matrix.diagonal()
-    if len(diagonal) and bool(diagonal.min() < -_NEGATIVE * diagonal.abs().max()):
-        return f"a matrix with {float(diagonal.min()):.3g} on its diagonal: a curvature is not negative"
+    """Words for a matrix that cannot be a curvature, or None."""
+    if not bool(matrix.isfinite().all()):
+        return None  # others say so
+    values = torch.linalg.eigvalsh(matrix.double())
+    if len(values) and bool(values[0] < -_NEGATIVE * values.abs().max()):
+        return f"a matrix with the eigenvalue {float(values[0]):.3g}: a curvature is not negative"
     return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ class Basis:
     def __len__(self) -> int:
         return self.columns.shape[1]
 
-    @property
+    @cached_property
     def mark(self) -> str:
         """A checksum of all columns, the same on every machine."""
         return mark_of(self.columns)
@@ -154,7 +155,7 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
 
 
 def _on_grid(matrix: Tensor, steps: float) -> Tensor:
-    return (matrix * steps).round() / steps
+    return (matrix * steps).round() / steps + 0.0  # no negative zero: checksums are of bytes
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

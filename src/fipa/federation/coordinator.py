@@ -134,8 +134,9 @@ class _Round:
             self._say(None, f"nobody answered in time: {STAYS}")
         else:
             if isinstance(self.stage.rule, SharedFIPA):
-                arrived = _arrived(updates, replies, (*self.state.late, *answers.late))
-                step = SharedStep(self, self.stage.rule, replies, arrived).run()
+                arrived = _arrived(updates, replies, self.state.late)
+                rule: Any = self.stage.rule_at(self.place, self.seed)
+                step = SharedStep(self, rule, replies, arrived).run()
             else:
                 step = self._step(updates, replies)
             outcome = yield from self._survived(step)
@@ -225,14 +226,16 @@ class _Round:
             pace = safety.after(pace, outcome.trials, outcome.result is not None, told, self.stage.plan)
         return State(
             theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
-            recent, self._seen(replies), judged, pace,
+            recent, self._seen(replies, rule_state), judged, pace,
         )  # fmt: skip
 
-    def _seen(self, replies: Mapping[int, Reply]) -> dict[int, tuple[int, Tensor]]:
-        """Each client's last update as the gradient that would have led there in as many steps."""
+    def _seen(self, replies: Mapping[int, Reply], rule_state: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
+        """Each client's last update as the gradient that would have led there in as many steps, until it is used."""
         local = self.stage.local
+        if isinstance(self.stage.rule, SharedFIPA):
+            return {} if rule_state else dict(self.state.seen)
         later = self.arm.remembers or any(isinstance(stage.rule, SharedFIPA) for stage in self.arm.stages)
-        if not later or local is None or isinstance(self.stage.rule, SharedFIPA):
+        if not later or local is None:
             return {}
         lr = local.lr_at(self.k, self.stage.lr_scale)
         seen = dict(self.state.seen)
@@ -295,14 +298,11 @@ class _Round:
 STAYS = "the model stays as it is"
 
 
-def _arrived(updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], late: Sequence[Late]) -> list[Late]:
-    """Of the late answers those that are among a round's updates: of each client the last one."""
+def _arrived(updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], waiting: Sequence[Late]) -> list[Late]:
+    """The late answers among a round's updates, as they were sent: of each client the last that has arrived."""
     used = {update.client_id for update in updates} - set(replies)
-    found: dict[Any, Late] = {}
-    for one in sorted(late, key=lambda one: one.sent):
-        if one.update.client_id in used:
-            found[one.update.client_id] = one
-    return list(found.values())
+    late = [one for one in waiting if one.update.client_id in used]
+    return [one for one in late if any(one.update.delta is update.delta for update in updates)]
 
 
 def _setting(rule: Rule, name: str) -> float | None:

@@ -52,7 +52,7 @@ class Judges:
                 'function that returns a loss (as "eval_loss"), or the server FIPA(validate=...), or control=False'
             )
         self.losses = dict(sorted(self.losses.items()))
-        self.loss = self._round.mean(self._replies, self.losses) + self._penalty(self._round.state.theta)
+        self.loss = self._round.mean(self._replies, self.losses) + self.penalty(self._round.state.theta)
         return self
 
     def at(self, theta: Tensor) -> dict[int, float]:
@@ -67,10 +67,10 @@ class Judges:
             return math.inf
         self._tried.append((theta, dict(answers.values)))
         before = self._round.mean(self._replies, {client: self.losses[client] for client in answers.values})
-        missing = self.loss - self._penalty(self._round.state.theta) - before  # of those who did not answer
-        return self._round.mean(self._replies, answers.values) + missing + self._penalty(theta)
+        missing = self.loss - self.penalty(self._round.state.theta) - before  # of those who did not answer
+        return self._round.mean(self._replies, answers.values) + missing + self.penalty(theta)
 
-    def _penalty(self, theta: Tensor) -> float:
+    def penalty(self, theta: Tensor) -> float:
         """The server's own part of the loss."""
         return 0.5 * self._decay * float(theta @ theta) if self._decay else 0.0
 

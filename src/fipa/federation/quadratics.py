@@ -10,7 +10,7 @@ late and one that was not asked for weeks differ in nothing but their age.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -54,8 +54,9 @@ class Quadratics:
 
     Attributes
     ----------
-    ids, examples, rounds
-        Who they are, their weights, and the round in which each told its curvature, or `UNTOLD`.
+    ids, examples, visits, rounds
+        Who they are, their weights, the round of their last answer, and the round in which each told its curvature,
+        or `UNTOLD`.
     losses, updates
         When they were last seen (M, M x p): $-g_m$, or $\Delta\theta_m$ of clients that train. A loss that nobody told
         is NaN.
@@ -64,11 +65,12 @@ class Quadratics:
     known
         How much of each column was there when the client told its curvature (M x k), from 0 to 1.
     merged
-        The ids of those who are remembered as one, in the row of `OTHERS`.
+        The ids and examples (n x 2) of those who are remembered as one, in the row of `OTHERS`.
     """
 
     ids: Tensor
     examples: Tensor
+    visits: Tensor
     rounds: Tensor
     losses: Tensor
     updates: Tensor
@@ -84,7 +86,9 @@ class Quadratics:
         whole = torch.zeros(0, dtype=torch.int64)
         empty, table, kept = like.new_zeros, like.new_zeros(0, 0), kept or like.dtype
         updates, matrices = empty(0, len(like), dtype=kept), empty(0, 0, 0, dtype=kept)
-        return cls(whole, whole, whole, empty(0), updates, matrices, table, table, table, whole)
+        return cls(
+            whole, whole, whole, whole, empty(0), updates, matrices, table, table, table, whole.reshape(0, 2)
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -101,8 +105,8 @@ class Quadratics:
 
     def told(self, *news: News) -> Quadratics:
         """With clients' news in the place of what they told before."""
-        fresh = {one.client: self._row(one) for one in news}
         places = {client: place for place, client in enumerate(self.ids.tolist())}
+        fresh = {one.client: self._row(one) for one in news if not self._knows_better(one)}
         ids = sorted({*places, *fresh})
 
         def joined(name: str) -> Tensor:
@@ -114,7 +118,12 @@ class Quadratics:
 
         names = [f.name for f in fields(self) if f.name not in ("ids", "merged")]
         after = Quadratics(torch.tensor(ids, dtype=torch.int64), **{n: joined(n) for n in names}, merged=self.merged)
-        return after._recalled([client for client in fresh if client in self.merged.tolist()])
+        return after._recalled([client for client in self.merged[:, 0].tolist() if client in fresh])
+
+    def _knows_better(self, one: News) -> bool:
+        """Whether a client's later visit is known already."""
+        place = self.place(one.client)
+        return place is not None and int(self.visits[place]) > one.round_number
 
     def _row(self, one: News) -> dict[str, Tensor]:
         size, place, like = self.size, self.place(one.client), self.moves
@@ -124,9 +133,10 @@ class Quadratics:
         elif matrix is None:
             matrix, known, told = like.new_zeros(size, size), like.new_zeros(size), UNTOLD
         return {
-            "examples": torch.tensor(one.examples), "rounds": torch.tensor(told),
-            "losses": like.new_tensor(math.nan if one.loss is None else one.loss), "updates": one.update,
-            "matrices": matrix, "moments": like.new_zeros(size) if one.moment is None else one.moment,
+            "examples": torch.tensor(one.examples), "visits": torch.tensor(one.round_number),
+            "rounds": torch.tensor(told), "losses": like.new_tensor(math.nan if one.loss is None else one.loss),
+            "updates": one.update, "matrices": matrix,
+            "moments": like.new_zeros(size) if one.moment is None else one.moment,
             "moves": like.new_zeros(size) if one.moves is None else one.moves, "known": known,
         }  # fmt: skip
 
@@ -135,35 +145,40 @@ class Quadratics:
         place = self.place(OTHERS)
         if not clients or place is None:
             return self
+        back = torch.isin(self.merged[:, 0], torch.tensor(list(clients)))
         examples = self.examples.clone()
-        examples[place] -= sum(int(self.examples[self.place(client)]) for client in clients)
-        left = self.merged[~torch.isin(self.merged, torch.tensor(list(clients)))]
-        after = replace(self, examples=examples, merged=left)
-        return after if len(left) and int(examples[place]) > 0 else after.without([OTHERS])
+        examples[place] -= self.merged[back, 1].sum()  # as they were when they were merged
+        after = replace(self, examples=examples, merged=self.merged[~back])
+        return after if len(after.merged) else after.without([OTHERS])
 
-    def within(self, limit: int | None, basis: Basis, now: int) -> Quadratics:
+    def within(
+        self, limit: int | None, basis: Basis, now: int, discount: float = 1.0, trained: bool = False
+    ) -> Quadratics:
         """At most so many rows: those seen longest ago become one, at the present model."""
         if limit is None or len(self) <= limit:
             return self
         rows = sorted(
-            range(len(self)), key=lambda i: (int(self.ids[i]) != OTHERS, int(self.rounds[i]), int(self.ids[i]))
+            range(len(self)), key=lambda i: (int(self.ids[i]) != OTHERS, int(self.visits[i]), int(self.ids[i]))
         )
         old = sorted(rows[: len(self) - limit + 1])
         part = self._at(torch.tensor(old))
-        weights = part.weights(now)
-        update, _ = part.pull(basis, weights, trained=False)
-        w = weights.to(part.moves)
+        weights = part.weights(now, discount)
+        update, moment = part.pull(basis, weights, trained)
+        w, none = weights.to(part.moves), torch.zeros_like(part.moves[0])
         one = {
             "ids": torch.tensor(OTHERS), "examples": part.examples.sum(), "rounds": part.rounds.max(),
-            "losses": (w * part.predicted(basis)).sum(), "updates": update, "matrices": _mean(w, part.matrices),
-            "moments": w @ part.moments, "moves": torch.zeros_like(part.moves[0]), "known": w @ part.known,
+            "visits": (weights @ part.visits.double()).round().long(), "losses": (w * part.predicted(basis)).sum(),
+            "updates": update, "matrices": _mean(w, part.matrices), "moments": moment if trained else none,
+            "moves": none, "known": w @ part.known,
         }  # fmt: skip
-        stay = self._at(torch.tensor([i for i in range(len(self)) if i not in old], dtype=torch.int64))
-        gone = [client for client in part.ids.tolist() if client != OTHERS]
+        gone = set(old)
+        stay = self._at(torch.tensor([i for i in range(len(self)) if i not in gone], dtype=torch.int64))
+        leave = [[i, n] for i, n in zip(part.ids.tolist(), part.examples.tolist(), strict=True) if i != OTHERS]
         joined = {
             name: torch.cat([row[None].to(getattr(self, name)), getattr(stay, name)]) for name, row in one.items()
         }
-        return Quadratics(**joined, merged=torch.tensor(sorted([*self.merged.tolist(), *gone]), dtype=torch.int64))
+        merged = torch.tensor(sorted([*self.merged.tolist(), *leave]), dtype=torch.int64).reshape(-1, 2)
+        return Quadratics(**joined, merged=merged)
 
     def _at(self, places: Tensor) -> Quadratics:
         """Some of the rows."""
@@ -173,12 +188,12 @@ class Quadratics:
     def without(self, clients: Sequence[int]) -> Quadratics:
         """Without clients that have left for good."""
         stay = ~torch.isin(self.ids, torch.tensor(list(clients), dtype=self.ids.dtype))
-        return self._at(stay.nonzero()[:, 0])
+        after = self._at(stay.nonzero()[:, 0])
+        return after if after.place(OTHERS) is not None else replace(after, merged=self.merged[:0])
 
     def since(self, round_number: int) -> Quadratics:
-        """Without those who told their curvature before a round; those of a warm-up stay."""
-        stay = (self.rounds >= round_number) | (self.rounds == UNTOLD) | (self.ids == OTHERS)
-        return self._at(stay.nonzero()[:, 0])
+        """Without those whose last visit was before a round."""
+        return self.without(self.ids[self.visits < round_number].tolist())
 
     def widened(self, size: int) -> Quadratics:
         """In a basis with more columns, of which these clients have told nothing."""
@@ -205,9 +220,8 @@ class Quadratics:
         return replace(self, moves=self.moves + step.to(self.moves))
 
     def weights(self, now: int, discount: float = 1.0) -> Tensor:
-        """Shares that add up to 1: examples, times `discount` to the power of a client's age in rounds."""
-        age = torch.where(self.rounds == UNTOLD, 0, now - self.rounds)
-        raw = self.examples.double() * discount ** age.double()
+        """Shares that add up to 1: examples, times `discount` to the power of the rounds since a client's visit."""
+        raw = self.examples.double() * discount ** (now - self.visits).double()
         return raw / raw.sum()
 
     def pull(self, basis: Basis, weights: Tensor, trained: bool) -> tuple[Tensor, Tensor]:
@@ -216,7 +230,7 @@ class Quadratics:
         Of clients that send gradients the moment is empty, and the update their mean gradient's opposite.
         """
         w = weights.to(self.moves)
-        bent = torch.zeros_like(self.moves[0])
+        bent = self.moves.new_zeros(self.size)
         for share, matrix, move in zip(w, self.matrices, self.moves, strict=True):
             bent.add_(share * (matrix.to(move) @ move))
         update, columns = _mean(w, self.updates), basis.columns.to(bent)
@@ -228,13 +242,19 @@ class Quadratics:
         r"""The mean curvature (k x k, double precision).
 
         Columns that only some clients know would look flat: $D^{-1/2} (\sum_m w_m S_m) D^{-1/2}$ with the share of the
-        clients that know a column on the diagonal of D takes the mean, on the diagonal, of those who know.
+        clients that know a column on the diagonal of D takes the mean, on the diagonal, of those who know. A column
+        that nobody knows is as steep as the steepest.
         """
         w = weights.to(self.moves)
         total = _mean(w, self.matrices).double()
         share = (w @ self.known).double()
         scale = torch.where(share > 0, share.clamp(min=1e-12).rsqrt(), 0.0)
-        return scale[:, None] * total * scale[None, :]
+        found = scale[:, None] * total * scale[None, :]
+        return found + torch.diag(torch.where(share > 0, 0.0, found.diagonal().max() if self.size else 0.0))
+
+    def only(self, clients: Iterable[int]) -> Quadratics:
+        """The rows of these clients, as far as they are known."""
+        return self._at(torch.isin(self.ids, torch.tensor(list(clients), dtype=torch.int64)).nonzero()[:, 0])
 
     def predicted(self, basis: Basis) -> Tensor:
         """Each client's loss at the present model, as its quadratic has it (M); NaN where it never told one."""

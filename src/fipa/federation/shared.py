@@ -6,8 +6,10 @@ in it. The step is that of all clients ever seen, with what each of them told la
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +21,22 @@ from fipa.aggregation.shared import SharedFIPA
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
-from fipa.errors import Diverged, FipaError, SketchError
+from fipa.errors import Diverged, SketchError
 from fipa.federation.basis import ROOM, Basis, new_columns
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.judges import Judges
 from fipa.federation.messages import Curve, Late, Reply
 from fipa.federation.outcome import Outcome
-from fipa.federation.quadratics import News, Quadratics
+from fipa.federation.quadratics import UNTOLD, News, Quadratics
 from fipa.federation.trust import TrustRegion
 from fipa.layout import Layout
 from fipa.linalg import aligned
-from fipa.randomness import generator_for
 
 if TYPE_CHECKING:
     from fipa.federation.coordinator import _Round
 
 TRAIL = 20  # rounds whose late answers can still be placed
+STEEPEST = 1000  # times the usual curvature that one client may have
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +120,11 @@ class SharedStep:
         radius, (ratio, age) = self.round.state.control_value, self._foretold()
         self._widen()
         yield from self._curvatures()
-        pooled = self._pooled()
-        outcome = yield from self._controlled(pooled, radius, ratio, age)
+        outcome = Outcome(control_value=radius)
+        if bool((self.memory.clients.rounds != UNTOLD).any()):
+            outcome = yield from self._controlled(self._pooled(), radius, ratio, age)
+        else:
+            self.round.say(None, "nobody has told its curvature yet: the model stays as it is")
         step = torch.zeros(len(self.memory.basis), dtype=self.theta.dtype)
         if outcome.result is not None:
             step = self.memory.basis.columns.to(self.theta).T @ (outcome.result.theta - self.theta)
@@ -134,38 +139,41 @@ class SharedStep:
         kept = torch.bfloat16 if self.rule.memory.precision == "bfloat16" else None
         clients = Quadratics.none(self.theta, kept)
         if not self.trains:
-            rows = [News(client, examples, 0, -gradient) for client, (examples, gradient) in sorted(seen.items())]
-            clients = clients.told(*rows)
+            last = self.round.k - 1  # nobody knows any better
+            clients = clients.told(*(News(client, n, last, -g) for client, (n, g) in sorted(seen.items())))
         if seen:
             directions = [gradient for _, (_, gradient) in sorted(seen.items())]
-            basis = basis.widened(directions, self._generator("seed"), self.rule.columns)
+            basis = basis.widened(directions, self._generator(directions), self.rule.columns)
         return Shared(basis, clients.widened(len(basis)))
 
     def _foretold(self) -> tuple[float, float]:
         """What the losses of those who came back fell by over what was foretold, and their mean absence in rounds."""
-        clients, basis = self.memory.clients, self.memory.basis
         if self.trains:  # training goes elsewhere than down the quadratic
             return math.nan, 1.0
-        foretold, fell, expected, ages = clients.predicted(basis), 0.0, 0.0, []
-        for client, reply in self.replies.items():
-            place = clients.place(client)
-            if place is None or reply.loss is None or not math.isfinite(float(foretold[place])):
-                continue
-            before, weight = float(clients.losses[place]), reply.update.num_examples
-            fell += weight * (before - reply.loss)
-            expected += weight * (before - float(foretold[place]))
-            ages.append(self.round.k - int(clients.rounds[place]))
+        clients = self.memory.clients.only(self.replies)
+        columns = (clients.ids, clients.losses, clients.predicted(self.memory.basis), clients.visits)
+        fell, expected, ages = 0.0, 0.0, []
+        for client, before, foretold, visit in zip(*(column.tolist() for column in columns), strict=True):
+            reply = self.replies[client]
+            if reply.loss is not None and math.isfinite(foretold):
+                fell += reply.update.num_examples * (before - reply.loss)
+                expected += reply.update.num_examples * (before - foretold)
+                ages.append(self.round.k - visit)
         return fell / expected if expected > 0 else math.nan, sum(ages) / max(1, len(ages))
 
     def _widen(self) -> None:
+        """Make place for what is new in the round's directions, and add it."""
         directions: list[Tensor] = [_flat(reply.update) for reply in self.replies.values()]
+        if not directions:
+            return
         if self.rule.weight_decay:
             directions.append(self.theta)
         memory, rule = self.memory, self.rule
         most = min(len(directions), rule.columns, rule.directions or rule.columns)
         new = new_columns(memory.basis.columns, directions, most).shape[1]
         memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.memory.discount))
-        self.memory = memory.widened(memory.basis.widened(directions, self._generator("mix"), most))
+        most = min(most, rule.columns - len(memory.basis))  # after a turn more may stick out than before
+        self.memory = memory.widened(memory.basis.widened(directions, self._generator(directions), most))
 
     def _curvatures(self) -> Conversation[None]:
         """The second trip; who does not answer it is remembered with the curvature that it told before."""
@@ -176,6 +184,7 @@ class SharedStep:
         answers = yield from self.round.ask(list(self.replies), question)
         holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
         basis, news = memory.basis.columns.to(self.theta), []
+        usual = self._usual(answers.values.values(), len(memory.basis))
         for client, reply in self.replies.items():
             one = News(client, reply.update.num_examples, k, _flat(reply.update), reply.loss)
             if client in answers.values:
@@ -183,6 +192,8 @@ class SharedStep:
                     summary = BasisCurvature.unpacked(aligned(answers.values[client]), basis, self._layout)
                     if self.trains != (len(summary.moment) > 0):
                         raise SketchError(f"has {len(summary.moment)} numbers of a moment")
+                    if float(summary.matrix.trace()) > STEEPEST * usual:
+                        raise SketchError(f"is more than {STEEPEST} times as steep as that of most clients")
                 except SketchError as error:
                     self.round.say(client, f"refused: its curvature {error}")
                     continue
@@ -194,14 +205,26 @@ class SharedStep:
         settings = self.rule.memory
         if settings.forget is not None:
             clients = clients.since(k - settings.forget)
-        self.memory = replace(memory, clients=clients.within(settings.limit, memory.basis, k), holds=holds)
+        clients = clients.within(settings.limit, memory.basis, k, settings.discount, self.trains)
+        self.memory = replace(memory, clients=clients, holds=holds)
+
+    def _usual(self, answers: Iterable[Tensor], size: int) -> float:
+        """The median trace of the round's curvatures: what one client can do to all others has a limit."""
+        places = torch.arange(1, size + 1).cumsum(0) - 1  # of the diagonal in one half of a matrix
+        traces = [float(answer[places].sum()) for answer in answers if len(answer) > int(places[-1:].sum())]
+        return statistics.median(traces) if traces else math.inf
 
     def _late(self, one: Late) -> list[News]:
-        """A gradient of an earlier model, which has moved since; nothing if nobody knows any more by how much."""
-        client, moved = one.update.client_id, self.memory.trail.get(one.sent)
+        """A gradient of an earlier model, which has moved since; nothing if nobody knows any more by how much.
+
+        A round without a step leaves no trace: its model is that of the next round that has one, or the present one.
+        """
+        client, trail = one.update.client_id, self.memory.trail
         assert isinstance(client, int)
-        if moved is None or self.trains:
+        if self.trains or (trail and one.sent < min(trail)):
+            self.round.say(client, "its late answer is too old, or of training: not used")
             return []
+        moved = next((trail[k] for k in sorted(trail) if k >= one.sent), None)
         return [News(client, one.update.num_examples, one.sent, _flat(one.update), moves=moved)]
 
     def _pooled(self) -> ClientUpdate:
@@ -225,6 +248,10 @@ class SharedStep:
         apply = aggregator(self.theta, [pooled])
         if control is None:
             return Outcome(apply(rule, {}), None, 1, rule.damping, radius=rule.radius)
+        if isinstance(control, TrustRegion) and len(self.replies) < self.round.population:
+            radius = control.start(self.theta) if radius is None else radius
+            radius = control.adapted(radius, ratio, self.memory.full_length, age)
+            return Outcome(apply(replace(rule, radius=radius), {}), radius, 1, rule.damping, radius=radius)
         judges = yield from Judges(self.round, None, (), self.replies, rule.weight_decay).called()
         if isinstance(control, StepControl):
             value = control.start(rule) if radius is None else radius
@@ -241,45 +268,34 @@ class SharedStep:
                 loss=judges.loss,
                 loss_after=after,
             )
-        if self.trains:
-            raise FipaError(
-                "a trust region is for clients that send gradients: give clients that train step control instead, "
-                "or none (trust_region = false)"
-            )
-        radius = control.initial * float(self.theta.norm()) if radius is None else radius
-        if len(self.replies) < self.round.population:
-            radius = control.adapted(radius, ratio, self.memory.full_length, age)
-            result = apply(replace(rule, radius=radius), {})
-            return Outcome(result, radius, 1, rule.damping, radius=radius)
-        return (yield from self._judged(control, apply, judges, pooled, radius))
+        return (yield from self._judged(control, apply, judges, pooled, radius or control.start(self.theta)))
 
     def _judged(
-        self, control: TrustRegion, apply: Any, judges: Any, pooled: ClientUpdate, radius: float
+        self, control: TrustRegion, apply: Callable[..., Any], judges: Judges, pooled: ClientUpdate, radius: float
     ) -> Conversation[Outcome]:
         """Shorter steps until the clients' loss falls; then longer or shorter ones as long as it falls further."""
         best, taken, used, trials, wanted, way = judges.loss, None, radius, 0, radius, 0.0
         while trials < control.trials:
             trials += 1
+            ratio, full = -math.inf, False
             try:
                 result = apply(replace(self.rule, radius=wanted), {})
                 reached = yield from judges.probe(result.theta)
+                step = result.theta - self.theta
+                ratio, full = (judges.loss - reached) / self._expected(pooled, step), float(step.norm()) > 0.99 * wanted
             except Diverged:
                 reached = math.inf
             if reached >= best and taken is not None:
                 break
-            step = result.theta - self.theta
-            ratio = (judges.loss - reached) / self._expected(pooled, step)
-            next_ = control.adapted(wanted, ratio, float(step.norm()) > 0.99 * wanted)
             if reached < best:
                 best, taken, used = reached, result, wanted
-            turn = next_ - wanted
+            turn = control.adapted(wanted, ratio, full) - wanted
             if turn == 0 or turn * way < 0:
                 break  # as it should be, or back to where it came from
-            wanted, way = next_, turn
-        return Outcome(
-            taken, used if taken is not None else wanted, trials, self.rule.damping, radius=used, loss=judges.loss,
-            loss_after=best,
-        )  # fmt: skip
+            wanted, way = wanted + turn, turn
+        kept = used if taken is not None and trials > 1 else wanted  # one that no trial was left for is worth one
+        after = best - judges.penalty(self.theta if taken is None else taken.theta)
+        return Outcome(taken, kept, trials, self.rule.damping, radius=used, loss_after=after)
 
     def _expected(self, pooled: ClientUpdate, step: Tensor) -> float:
         """By how much the loss falls, as the quadratics have it."""
@@ -288,8 +304,12 @@ class SharedStep:
         inside = sketch.basis.T @ step
         return max(float(_flat(pooled) @ step - inside @ sketch.matrix @ inside / 2), torch.finfo(torch.float64).tiny)
 
-    def _generator(self, purpose: str) -> torch.Generator:
-        return generator_for(self.round.seed, f"basis: {purpose}", self.round.k)
+    def _generator(self, directions: Sequence[Tensor]) -> torch.Generator:
+        """Of the rotation that hides single directions: its seed is a digest of all of them, which no client has."""
+        digest = hashlib.blake2b(f"{self.round.seed}/{self.round.k}".encode(), digest_size=8)
+        for direction in directions:
+            digest.update(direction.contiguous().numpy().tobytes())
+        return torch.Generator().manual_seed(int.from_bytes(digest.digest(), "big") >> 1)
 
 
 def _flat(update: ClientUpdate) -> Tensor:

@@ -10,6 +10,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.gradient import FullGradient
 from fipa.clients.rule import LocalRule
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
@@ -90,8 +91,18 @@ def check_together(rule: Rule, local: LocalRule | None, plan: CurvaturePlan | No
         sketches = isinstance(rule, FIPA | CompletedFIPA) and isinstance(plan, SketchPlan)
         if not newton or not sketches:
             raise FipaError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
+    gradients = isinstance(local, FullGradient)
     if isinstance(control, TrustRegion) and not isinstance(rule, SharedFIPA):
         raise FipaError(f"a trust region is for SharedFIPA, not for {type(rule).__name__}: use step control")
+    if isinstance(control, TrustRegion) and not gradients:
+        raise FipaError(
+            "a trust region is for clients that send gradients: give clients that train step control instead, or none "
+            "(trust_region = false)"
+        )
+    if isinstance(rule, SharedFIPA) and local is None:
+        raise FipaError("SharedFIPA asks clients on two trips: say how they train, as local=fipa.FullGradient()")
+    if isinstance(rule, SharedFIPA) and not gradients and (rule.weight_decay or rule.radius is not None):
+        raise FipaError("SharedFIPA's weight_decay and radius are for clients that send gradients: leave them out")
     if isinstance(local, GaussNewton):
         local.check_floor(floor_of(rule))
 

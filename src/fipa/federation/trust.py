@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fipa.errors import FipaError
+from fipa.federation.control import LARGEST, SMALLEST
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,12 @@ class TrustRegion:
     trials: int = 8
 
     def __post_init__(self) -> None:
-        if not self.initial > 0 or not 0 <= self.bad < self.good or self.trials < 1:
-            raise FipaError("trust region: initial must be positive, bad below good, and trials at least 1")
+        if not self.initial > 0 or not 0 < self.bad < self.good or self.trials < 1:
+            raise FipaError("trust region: initial and bad must be positive, bad below good, and trials at least 1")
+
+    def start(self, theta: Tensor) -> float:
+        """The first radius; parameters that are all zero have a length of 1 here."""
+        return self.initial * (float(theta.norm()) or 1.0)
 
     def adapted(self, radius: float, ratio: float, full_length: bool, age: float = 1.0) -> float:
         """The radius after a step, or after clients have come back from `age` rounds ago; NaN tells nothing."""
@@ -42,5 +49,5 @@ class TrustRegion:
         if math.isnan(ratio):
             return radius
         if ratio < self.bad:
-            return radius / factor
-        return factor * radius if ratio > self.good and full_length else radius
+            return max(radius / factor, SMALLEST)
+        return min(factor * radius, LARGEST) if ratio > self.good and full_length else radius

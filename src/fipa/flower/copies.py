@@ -40,12 +40,19 @@ class Copies:
             return empty
         try:
             columns = load_file(self._file(mark))["columns"]
-        except (FileNotFoundError, SafetensorError, KeyError):
+        except (OSError, SafetensorError, KeyError):
             return None
         return columns if len(columns) == parameters and mark_of(columns) == mark else None
 
     def save(self, columns: Tensor, mark: str, besides: str) -> None:
-        """Keep a copy, in one step, and the one that it came from; delete all others."""
+        """Keep a copy, in one step, and the one that it came from; delete all others.
+
+        Where the disk is full or not to be written to, the server sends all columns again next time.
+        """
+        with contextlib.suppress(OSError):
+            self._save(columns, mark, besides)
+
+    def _save(self, columns: Tensor, mark: str, besides: str) -> None:
         place = self._file(mark)
         place.parent.mkdir(parents=True, exist_ok=True)
         partial = place.with_name(f"{place.name}.{os.getpid()}")

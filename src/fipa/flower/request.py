@@ -105,6 +105,7 @@ class Request:
         record: Any = content[KEY]
         check_version(record)
         settings = json.loads(record["request"])
+        settings["client"] = int(settings["client"])  # it becomes part of a file's name
         return cls(**settings | {name: tuple(settings[name]) for name in ("params", "buffers")})
 
 

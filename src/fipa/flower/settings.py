@@ -59,11 +59,12 @@ def main_stage(
         rule = fipa.SharedFIPA()
     elif rule is None:
         rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0)
+    gradients = isinstance(rule, fipa.SharedFIPA) and isinstance(local, FullGradient)
     if control is None:
-        control = ours
-    if control is True and isinstance(rule, fipa.SharedFIPA) and isinstance(local, FullGradient):
-        return Stage(rule, local, 1, plan or plan_for(rule), lr_scale, control=TrustRegion())
-    if control is True:
+        control = ours or gradients
+    if control is True and gradients:
+        control, safety = TrustRegion(), None
+    elif control is True:
         control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
         if ours and not newton:
             control = StepControl(caution=10.0, boldness=0.1, trials=4)
