@@ -290,7 +290,7 @@ LAYOUT = Layout(("w",), ((4,),))
 @pytest.mark.parametrize("question", [Gradient(THETA), Loss(THETA), Bend(THETA, -THETA)])
 def test_questions_and_their_answers_survive_the_way(question: Any) -> None:
     request = Request(question.method, 2, 5, params=LAYOUT.names)
-    content = RecordDict({"fipa": request.record(), **tensors_of(question)})
+    content = RecordDict({"fipa": request.record(), **tensors_of(question, 0)})
     found = question_of(Request.of(content), content, LAYOUT, THETA, None)
     assert type(found) is type(question)
     sent = {name: value for name, value in vars(question).items() if name != "buffers"}  # only apps are sent these
@@ -304,7 +304,7 @@ def test_orders_with_shared_tensors_and_memories_survive_the_way() -> None:
     rule = Scaffold(lr=0.1, steps=3)
     order = Order(2, THETA, rule, 0.5, SketchPlan(rank=3), 0.25, shared={"variate": 2 * THETA})
     request = Request("work", 2, 5, params=LAYOUT.names, order=settings_of(order))
-    content = RecordDict({"fipa": request.record(), **tensors_of(order)})
+    content = RecordDict({"fipa": request.record(), **tensors_of(order, 0)})
     memory = {"variate": -THETA}
     found: Any = question_of(Request.of(content), content, LAYOUT, THETA, memory)
     assert (found.local, found.lr_scale, found.plan, found.floor) == (rule, 0.5, SketchPlan(rank=3), 0.25)
