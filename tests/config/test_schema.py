@@ -80,8 +80,20 @@ def test_step_control_is_on_for_fipa_on_least_squares(rule: str, least_squares: 
     experiment = with_arm(f'rule = {{ name = "{rule}" }}')
     (arm,) = experiment.build(least_squares)
     expected = StepControl() if rule in FIPAS and least_squares else None
-    assert arm.stages[0].control == (TrustRegion() if rule == "shared-fipa" else expected)
+    assert arm.stages[0].control == expected
     assert resolved(experiment, least_squares).arms[0].step_control == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("", TrustRegion()), ("trust_region = false", None), ("trust_region = { bad = 0.1 }", TrustRegion(bad=0.1)),
+     ("step_control = true", StepControl())],
+)  # fmt: skip
+def test_gradients_have_a_trust_region(written: str, expected: Any) -> None:
+    experiment = with_arm(f'{written}\nrule = {{ name = "shared-fipa" }}\nlocal = {{ name = "gradient" }}')
+    assert experiment.build(False)[0].stages[0].control == expected
+    again = validate(dump(resolved(experiment, False)))
+    assert again.build(False)[0].stages[0].control == expected
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class ClientUpdate:
         $N_m$, the client's weight unless `weight` is given.
     sketch
         What the client tells of its curvature at the broadcast parameters: the result of `fipa.sketch`,
-        `fipa.diagonal_fisher`, `fipa.input_covariance` or `fipa.additive_statistics`, as the rule needs.
+        `fipa.diagonal_fisher`, `fipa.input_covariance`, `fipa.additive_statistics` or `fipa.basis_curvature`, as the
+        rule needs.
     client_id
         With ids, clients are reduced in the order of their ids, whatever the order of arrival: results are then
         the same to the last bit. Errors name the client by its id, or else by its place in the list.

@@ -17,6 +17,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.rule import needs_of
 from fipa.aggregation.shared import SharedFIPA
+from fipa.clients.gradient import FullGradient
 from fipa.clients.registry import LOCAL_RULES
 from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
@@ -188,9 +189,10 @@ def _stage(stage: StageSpec, least_squares: bool) -> Stage:
     rule = _build(RULES, stage.rule, **({"inner": _build(RULES, stage.inner)} if stage.inner is not None else {}))
     sketch = stage.sketch or SketchSpec()
     control: StepControl | TrustRegion | bool | None = stage.step_control
+    local = _build(LOCAL_RULES, stage.local)
     if isinstance(rule, SharedFIPA) and not control:
-        region = stage.trust_region
-        control = region if isinstance(region, TrustRegion) else TrustRegion() if region is not False else None
+        region = isinstance(local, FullGradient) if stage.trust_region is None else stage.trust_region
+        control = TrustRegion() if region is True else region or None
     elif control is None:
         control = controls_by_default(stage, least_squares)
     if control is True:
@@ -198,7 +200,7 @@ def _stage(stage: StageSpec, least_squares: bool) -> Stage:
     assert stage.rounds is not None
     return Stage(
         rule,
-        _build(LOCAL_RULES, stage.local),
+        local,
         stage.rounds,
         _plan(stage.rule, stage.inner, sketch),
         stage.lr_scale or 1.0,

@@ -39,7 +39,7 @@ class Stage:
     damping_decay
         The rule's damping is multiplied by this after every round of the stage.
     control
-        Adapts damping or step to the clients' reported loss.
+        Adapts damping or step to the clients' reported loss; for `SharedFIPA` also a `TrustRegion`.
     adaptive_rank, adaptive_steps
         Let each client choose its rank and its number of local steps.
     evaluate_every
@@ -99,6 +99,8 @@ def check_together(rule: Rule, local: LocalRule | None, plan: CurvaturePlan | No
             "a trust region is for clients that send gradients: give clients that train step control instead, or none "
             "(trust_region = false)"
         )
+    if isinstance(rule, SharedFIPA) and plan is None:
+        raise FipaError("SharedFIPA needs to know how clients compute their curvature: give plan=fipa.BasisPlan()")
     if isinstance(rule, SharedFIPA) and local is None:
         raise FipaError("SharedFIPA asks clients on two trips: say how they train, as local=fipa.FullGradient()")
     if isinstance(rule, SharedFIPA) and not gradients and (rule.weight_decay or rule.radius is not None):

@@ -49,9 +49,10 @@ class FIPA(FedAvg):
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=1.0)`; with Gauss-Newton clients `fipa.FIPA(floor=0.01)`.
+        Default: `fipa.CompletedFIPA(damping=1.0)`; with `GaussNewton` `fipa.FIPA(floor=0.01)`, with `FullGradient`
+        `fipa.SharedFIPA()`.
     local
-        How clients with an objective train: `fipa.GaussNewton()`, `fipa.SGD(...)`, ...; None leaves it to the app.
+        How clients with an objective train: `fipa.FullGradient()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
         What clients tell of their curvature, all of it; by default what the rule needs.
     rank, labels, examples
@@ -105,10 +106,8 @@ class FIPA(FedAvg):
 
     Attributes
     ----------
-    records
-        Of all rounds so far.
-    events
-        What happened, by round and client.
+    records, events
+        Of all rounds so far; and what happened, by round and client.
     """
 
     def __init__(
