@@ -25,7 +25,7 @@ from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.judges import Judges, averaged
 from fipa.federation.messages import Answers, Ask, Gradient, Late, Order, Question, Reply, Who
 from fipa.federation.outcome import Outcome
-from fipa.federation.parameters import Seen
+from fipa.federation.parameters import Seen, mean_of
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.safety import Pace, planned
 from fipa.federation.shared import SharedStep
@@ -72,9 +72,8 @@ class State:
 
     @property
     def mean(self) -> Tensor:
-        """Of the last models, added up in double precision and in order."""
-        total = sum((theta.double() for theta in self.recent[1:]), self.recent[0].double())
-        return (total / len(self.recent)).to(self.theta)
+        """The mean of the last models."""
+        return mean_of(self.recent)
 
 
 class Coordinator:

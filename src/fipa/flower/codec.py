@@ -44,12 +44,6 @@ def check_precision(precision: str) -> None:
         raise FipaError(f"unknown precision {precision!r}: use {', '.join(map(repr, get_args(Precision)))}")
 
 
-def gentler(one: str, other: str) -> Precision:
-    """The one of two precisions that keeps more."""
-    order = get_args(Precision)
-    return order[min(order.index(one), order.index(other))]
-
-
 def pack(tensors: Mapping[str, Tensor], precision: Precision = "float32") -> ArrayRecord:
     """Tensors by name; matrices in the given precision, everything else as it is."""
     arrays: dict[str, Array] = {}
