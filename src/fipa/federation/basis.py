@@ -205,7 +205,7 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
 
 
 def _codes(columns: Tensor) -> Tensor:
-    """The nearest multiples of a step of its own for each column (int8): large entries are cut off if that is nearer."""
+    """Each column in multiples of a step of its own (int8): large entries are cut off where that is nearer."""
     steps = columns.abs().amax(dim=0) / LEVELS
     tried = [(columns / (clip * steps)).round().clamp(-LEVELS, LEVELS) for clip in CLIPS]
     misses = torch.stack([(columns - clip * steps * one).norm(dim=0) for clip, one in zip(CLIPS, tried, strict=True)])

@@ -170,7 +170,9 @@ class SharedStep:
             directions.append(self.theta)
         memory, rule = self.memory, self.rule
         most = min(len(directions), rule.columns, rule.directions or rule.columns)
-        new = new_columns(memory.basis.columns, directions, most).shape[1]
+        new = most
+        if len(memory.basis) + most > rule.columns:  # what they really add may fit
+            new = new_columns(memory.basis.columns, directions, most).shape[1]
         memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.memory.discount))
         most = min(most, rule.columns - len(memory.basis))  # after a turn more may stick out than before
         self.memory = memory.widened(memory.basis.widened(directions, self._generator(directions), most))
