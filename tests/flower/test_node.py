@@ -77,9 +77,9 @@ def test_a_warm_up_within_the_strategy_is_remembered() -> None:
     )  # fmt: skip
     rounds = run(strategy, 3)
     theta = sum(t.numel() for t in network().state_dict().values())
-    new = 2 * NODES  # columns: the last update and the gradient of each
+    new = 2 * ((theta + 1) // 2 * NODES + 4 * NODES**2)  # the last update and the gradient of each, in 4 bits; roots
     model, trials = NODES * theta * 4, rounds[3]["trials"]
-    assert rounds[3]["downlink-bytes"] == (2 + trials) * model + NODES * theta * 4 * new
+    assert rounds[3]["downlink-bytes"] == (2 + trials) * model + NODES * new
 
 
 def test_gradients_may_have_any_length() -> None:

@@ -1,8 +1,11 @@
 r"""The basis Q (p x k) that the server and all clients share: how it grows, turns, and reaches those who were away.
 
-All copies must agree to the last bit, on any processor. So every entry of Q is a multiple of $2^{-23}$, every entry of
-a turn a multiple of $2^{-28}$: products of the two, and all sums of such products that can occur, fit the 53 bits of a
-double, and a matrix product is exact in whatever order it is computed. Only then it is rounded, back to the grid.
+All copies must agree to the last bit, on any processor. So every entry of Q is a multiple of $2^{-23}$, and what it is
+multiplied by is on a grid as well: products of the two, and all sums of such products that can occur, fit the 53 bits
+of a double, and a matrix product is exact in whatever order it is computed. Only then it is rounded, back to the grid.
+
+New columns travel in 4 bits per entry. They need not be exact, only the same for all: every party takes the codes,
+subtracts what lies in the span of Q, and makes them orthonormal by a small matrix that travels with them.
 """
 
 from __future__ import annotations
@@ -18,32 +21,65 @@ from torch import Tensor
 from fipa.errors import FipaError
 from fipa.linalg import aligned, eigh
 
-GRID, FINE = 2.0**23, 2.0**28  # steps of 1 in the entries of Q, and of a turn
+GRID, FINE, ROOT = 2.0**23, 2.0**28, 2.0**26  # steps of 1 in entries of Q, of a turn, and of a root
+LEVELS = 7  # the largest code: 4 bits with a sign
+CLIPS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the largest entry that may become the largest code
 NEWS = 1e-3  # share of a direction's length that must lie outside of the basis to widen it
+LEFT = 0.1  # share of a coded column's squared length that must be its own
 ROOM = 0.25  # share of the columns that makes place for new ones when the basis is full
 
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """One change of a basis: columns (p x n) to add, or a turn R (k x k') to multiply from the right.
+    """One change of a basis, as it travels; what it is shows in the type of its tensor.
 
-    `mark` is the checksum of the basis that it is for.
+    Attributes
+    ----------
+    tensor
+        Columns to add as they are (float32, p x n), columns to add in 4 bits per entry (uint8, two entries of a column
+        in each, p/2 x n), or a turn R to multiply from the right (int32, k x k', in steps of $2^{-28}$).
+    root
+        Of columns in 4 bits: what makes them orthonormal (int32, n x n', in steps of $2^{-26}$).
+    mark
+        The checksum of the basis that it is for.
     """
 
     tensor: Tensor
-    turns: bool = False
+    root: Tensor | None = None
     mark: str = ""
 
     def __call__(self, columns: Tensor) -> Tensor:
         """The basis after it, the same bits on every machine."""
-        if not self.turns:
-            return aligned(torch.cat([columns, self.tensor], dim=1))
-        return _on_grid(columns.double() @ self.tensor, GRID).float()
+        if self.turns:
+            return _on_grid(columns.double() @ self.turn, GRID).float()
+        new = self.tensor
+        if self.root is not None:
+            loose = outside(columns, _entries(new, len(columns)))
+            new = _on_grid(loose @ (aligned(self.root).double() / ROOT), GRID).float()
+        return aligned(torch.cat([columns, new], dim=1))
+
+    @property
+    def turns(self) -> bool:
+        """Whether it is a turn."""
+        return self.tensor.dtype == torch.int32
+
+    @property
+    def turn(self) -> Tensor:
+        """R, in double precision."""
+        return aligned(self.tensor).double() / FINE
+
+    def fits(self, columns: Tensor) -> bool:
+        """Whether a basis of that shape can make it."""
+        if self.turns:
+            return len(self.tensor) == columns.shape[1]
+        if self.root is None:
+            return len(self.tensor) == len(columns)
+        return len(self.tensor) == (len(columns) + 1) // 2 and len(self.root) == self.tensor.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """As it travels: turns in double precision."""
-        return self.tensor.numel() * self.tensor.element_size()
+        """As it travels."""
+        return sum(t.numel() * t.element_size() for t in (self.tensor, self.root) if t is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +127,13 @@ class Basis:
 
     def news(self, version: int | None) -> tuple[Move, ...]:
         """What brings a copy of that version up to date: the moves since, or all columns for one that is empty."""
-        behind = len(self.moves) + 1 if version is None else self.version - version
+        behind = self.version - (version or 0)
         if not 0 <= behind <= len(self.moves):
             return (Move(self.columns, mark=mark_of(self.columns[:, :0])),)
         return self.moves[len(self.moves) - behind :]
 
     def widened(self, directions: Sequence[Tensor], generator: torch.Generator, most: int | None = None) -> Basis:
-        """With the span of more directions (p each) in it, or with the `most` leading ones of what they add.
+        """With the span of more directions (p each) in it, nearly, or with the `most` leading ones of what they add.
 
         New columns are mixed by a random rotation: none of them is one client's direction.
         """
@@ -106,15 +142,21 @@ class Basis:
             return self
         noise = torch.randn(found.shape[1], found.shape[1], generator=generator, dtype=torch.float64)
         rotation, triangle = torch.linalg.qr(noise)
-        rotation = rotation * triangle.diagonal().sign()  # all rotations alike
-        return self.moved(Move(aligned(_on_grid(found @ rotation, GRID).float())))
+        codes = _codes(found @ (rotation * triangle.diagonal().sign()))  # all rotations alike
+        loose = outside(self.columns, codes)
+        values, vectors = torch.linalg.eigh(_symmetric(loose.T @ loose))
+        kept = values > LEFT
+        if not bool(kept.any()):
+            return self
+        root = vectors[:, kept] / values[kept].sqrt()
+        return self.moved(Move(_packed(codes), (root * ROOT).round().int()))
 
     def turn(self, curvature: Tensor, keep: int) -> Move:
         r"""To the `keep` leading eigenvectors of a curvature $Q^\top H Q$ (k x k), orthonormal again on the way."""
         values, vectors = torch.linalg.eigh(_symmetric(self.gram()))
         root = (vectors / values.sqrt()) @ vectors.T
         _, vectors = eigh(_symmetric(root @ aligned(curvature).double() @ root))
-        return Move(aligned(_on_grid(root @ vectors.flip(1)[:, :keep], FINE)), turns=True)
+        return Move((root @ vectors.flip(1)[:, :keep] * FINE).round().int())
 
     def gram(self) -> Tensor:
         r"""$Q^\top Q$ in double precision."""
@@ -123,17 +165,17 @@ class Basis:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
-        kinds = torch.tensor([move.turns for move in self.moves], dtype=torch.bool)
         marks = [list(bytes.fromhex(move.mark)) for move in self.moves]
         named = {f"move.{i}": move.tensor for i, move in enumerate(self.moves)}
+        named |= {f"root.{i}": move.root for i, move in enumerate(self.moves) if move.root is not None}
         named["marks"] = torch.tensor(marks, dtype=torch.uint8)
-        return {"columns": self.columns, "version": torch.tensor(self.version), "kinds": kinds, **named}
+        return {"columns": self.columns, "version": torch.tensor(self.version), **named}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Basis:
         """What `tensors` gave."""
-        pairs = enumerate(zip(tensors["kinds"].tolist(), tensors["marks"].tolist(), strict=True))
-        moves = tuple(Move(tensors[f"move.{i}"], kind, bytes(mark).hex()) for i, (kind, mark) in pairs)
+        marks = [bytes(mark).hex() for mark in tensors["marks"].tolist()]
+        moves = tuple(Move(tensors[f"move.{i}"], tensors.get(f"root.{i}"), mark) for i, mark in enumerate(marks))
         return cls(tensors["columns"], int(tensors["version"]), moves)
 
 
@@ -154,6 +196,34 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
     return torch.linalg.qr(new)[0]
 
 
+def outside(columns: Tensor, codes: Tensor) -> Tensor:
+    """What codes (int8, p x n) have outside of a basis, each about as long as 1; the same bits on every machine."""
+    wide = aligned(columns).double()
+    squares = codes.long().square().sum(0).tolist()
+    given = codes.double() * torch.tensor([0.5 ** (n.bit_length() // 2) for n in squares], dtype=torch.float64)
+    return _on_grid(given - wide @ _on_grid(wide.T @ given, FINE), GRID)
+
+
+def _codes(columns: Tensor) -> Tensor:
+    """Each column in multiples of a step of its own (int8): large entries are cut off where that is nearer."""
+    steps = columns.abs().amax(dim=0) / LEVELS
+    tried = [(columns / (clip * steps)).round().clamp(-LEVELS, LEVELS) for clip in CLIPS]
+    misses = torch.stack([(columns - clip * steps * one).norm(dim=0) for clip, one in zip(CLIPS, tried, strict=True)])
+    return torch.stack(tried)[misses.argmin(dim=0), :, torch.arange(columns.shape[1])].T.to(torch.int8)
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Two codes in a byte: those of rows 2 i and 2 i + 1."""
+    even = torch.nn.functional.pad(codes, (0, 0, 0, len(codes) % 2)) + 8
+    return (even[::2] + 16 * even[1::2].to(torch.uint8)).to(torch.uint8)
+
+
+def _entries(packed: Tensor, parameters: int) -> Tensor:
+    """The codes that `_packed` took (int8)."""
+    both = torch.stack([packed % 16, packed // 16], dim=1).reshape(-1, packed.shape[1])
+    return both[:parameters].to(torch.int8) - 8
+
+
 def _on_grid(matrix: Tensor, steps: float) -> Tensor:
     return (matrix * steps).round() / steps + 0.0  # no negative zero: checksums are of bytes
 
@@ -171,7 +241,7 @@ def mark_of(columns: Tensor) -> str:
 def follow(columns: Tensor, moves: Sequence[Move]) -> Tensor:
     """A client's copy after some moves."""
     for move in moves:
-        if len(move.tensor) != (columns.shape[1] if move.turns else len(columns)):
+        if not move.fits(columns):
             raise FipaError("a move of the shared basis does not fit this copy of it: ask for all columns")
         columns = move(columns)
     return columns

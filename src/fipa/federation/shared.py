@@ -93,7 +93,7 @@ class Shared:
             return self
         keep = max(0, min(limit - new, round((1 - ROOM) * limit)))
         gram, move = self.basis.gram(), self.basis.turn(self.clients.curvature(weights), keep)
-        R = move.tensor
+        R = move.turn
         trail = {k: z @ (gram @ R).to(z) for k, z in self.trail.items()}
         return replace(self, basis=self.basis.moved(move), clients=self.clients.turned(R, gram), trail=trail)
 
@@ -170,7 +170,9 @@ class SharedStep:
             directions.append(self.theta)
         memory, rule = self.memory, self.rule
         most = min(len(directions), rule.columns, rule.directions or rule.columns)
-        new = new_columns(memory.basis.columns, directions, most).shape[1]
+        new = most
+        if len(memory.basis) + most > rule.columns:  # what they really add may fit
+            new = new_columns(memory.basis.columns, directions, most).shape[1]
         memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.memory.discount))
         most = min(most, rule.columns - len(memory.basis))  # after a turn more may stick out than before
         self.memory = memory.widened(memory.basis.widened(directions, self._generator(directions), most))

@@ -128,7 +128,7 @@ def curve_of(question: Curve, client: int, whole: bool) -> dict[str, Any]:
     return {
         "plan": (kind_of(question.plan), settings_of_plan(question.plan)), "length": question.length,
         "from": moves[0].mark if moves else question.basis.mark, "to": question.basis.mark,
-        "turns": [move.turns for move in moves],
+        "moves": len(moves),
     }  # fmt: skip
 
 
@@ -142,7 +142,9 @@ def tensors_of(question: Asked, client: int, whole: bool = False) -> dict[str, A
     records = {TENSORS: pack(tensors)}
     if isinstance(question, Curve):
         moves = question.basis.news(None) if whole else question.news(client)
-        records[MOVES] = pack({str(i): move.tensor for i, move in enumerate(moves)})
+        tensors = {f"move.{i}": move.tensor for i, move in enumerate(moves)}
+        tensors |= {f"root.{i}": move.root for i, move in enumerate(moves) if move.root is not None}
+        records[MOVES] = pack(tensors)
     if isinstance(question, Order) and question.shared:
         records[SHARED] = pack(dict(question.shared))
     return records
@@ -150,9 +152,8 @@ def tensors_of(question: Asked, client: int, whole: bool = False) -> dict[str, A
 
 def moves_of(request: Request, content: RecordDict) -> list[Move]:
     """What a message says has become of the shared basis."""
-    arrays, turns = content.array_records.get(MOVES, ArrayRecord()), request.curve["turns"]
-    tensors = tensors_in(arrays)
-    return [Move(tensors[str(i)], bool(kind)) for i, kind in enumerate(turns)]
+    tensors = tensors_in(content.array_records.get(MOVES, ArrayRecord()))
+    return [Move(tensors[f"move.{i}"], tensors.get(f"root.{i}")) for i in range(request.curve["moves"])]
 
 
 def question_of(
