@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from federation.cases import START, Planned, lines, numbers, run, stage, texts
-from fipa import FedAvg, FipaError
+from fipa import Diverged, FedAvg, FipaError
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.descent import SGD
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisPlan
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
+from fipa.federation.judges import Judges
 from fipa.federation.participation import Participation
-from fipa.federation.shared import Shared
+from fipa.federation.shared import STEEPEST, Shared
+from fipa.federation.site import Site
 from fipa.federation.stage import Stage
 from fipa.federation.trust import TrustRegion
 
@@ -213,3 +215,43 @@ def test_a_run_that_has_converged_stays_alive() -> None:
 def test_the_basis_never_has_more_columns_than_it_may() -> None:
     rounds = run(shared(rounds=4, columns=1, damping=0.1, weight_decay=0.1))
     assert all(len(Shared.of(state.rule_state).basis) <= 1 for state, _ in rounds)
+
+
+def test_one_client_cannot_outweigh_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tells a curvature far above the usual is refused by name; the round is that of the others."""
+    honest = Site.curvatures
+
+    def lying(site: Site, clients: Any, *about: Any) -> Any:
+        answers = honest(site, clients, *about)
+        return [1e6 * answer if client == 1 else answer for client, answer in zip(clients, answers, strict=True)]
+
+    monkeypatch.setattr(Site, "curvatures", lying)
+    ((state, record),) = run(shared())
+    assert [(client, text) for client, text in texts(record) if "refused" in text] == [
+        (1, f"refused: its curvature is more than {STEEPEST} times as steep as that of most clients")
+    ]
+    assert record["accepted"]
+    known = Shared.of(state.rule_state).clients
+    assert known.place(1) is None
+    assert sorted(known.ids.tolist()) == [0, 2]
+
+
+def test_a_first_trial_that_diverges_makes_the_next_one_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, tried = Judges.probe, []
+
+    def probe(judges: Judges, theta: torch.Tensor) -> Any:
+        tried.append(float((theta - torch.tensor(START)).norm()))
+        if len(tried) == 1:
+            raise Diverged("the loss is no number")
+        return (yield from honest(judges, theta))
+
+    monkeypatch.setattr(Judges, "probe", probe)
+    ((_, record),) = run(shared(control=TrustRegion(initial=0.1)))
+    assert tried[1] < 0.6 * tried[0]
+    assert record["accepted"]
+    assert record["loss_after"] < record["loss"]
+
+
+def test_damping_fades_where_the_stage_says_so() -> None:
+    rounds = run(stage(SharedFIPA(damping=0.8), rounds=3, damping_decay=0.5, **NEWTON))
+    assert [record["damping"] for _, record in rounds] == pytest.approx([0.8, 0.4, 0.2])
