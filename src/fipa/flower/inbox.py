@@ -98,7 +98,7 @@ class Inbox:
                 if _lacks(content):
                     post.lacking.append(request.client)
                     continue
-                told = _names(content)
+                told = names_in(content)
                 if told is not None:
                     post.names[request.client] = Names.decode(told, arrays)
                     continue
@@ -130,7 +130,8 @@ def _lacks(content: RecordDict) -> bool:
     return head is not None and head.get(NEEDS) in LACKING
 
 
-def _names(content: RecordDict) -> Any:
+def names_in(content: RecordDict) -> Any:
+    """What a reply says a client's model is, if it says so instead of answering."""
     head = content.config_records.get(KEY)
     return None if head is None else head.get(NAMES)
 

@@ -14,8 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-import fipa
-from fipa.aggregation.rule import Rule, plan_for
+from fipa.aggregation.rule import Rule
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
@@ -25,14 +24,14 @@ from fipa.federation.parameters import Seen
 from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.safety import Safety
-from fipa.federation.stage import Control, Stage
+from fipa.federation.stage import Control
 from fipa.flower.answer import Limits, finite_numbers, judgement
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
 from fipa.flower.journal import EVALUATE, TRAIN, Journal
 from fipa.flower.roster import Roster, collect, post
 from fipa.flower.run import Run
-from fipa.flower.settings import check, main_stage, whole
+from fipa.flower.settings import check, main_stage, warmup_stage, whole
 from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
 from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
@@ -71,7 +70,7 @@ class FIPA(FedAvg):
         `fipa.federation.safety.Safety`: the longest step, slower clients after rounds without one, and the share of a
         client's time for curvature. By default on with the default rule; None for none.
     warmup_rounds, warmup_rule, warmup_local
-        So many rounds with that rule, `fipa.FedAvg()`, and that training first.
+        So many rounds with that rule, `fipa.FedAvg()`, and that training first; with `local` it must be given.
     lr_scale
         Factor for the clients' learning rate after the warm-up. The `lr` of `train_config` is multiplied by it, or
         else it is `message.content["config"]["lr-scale"]`. A client that reads neither is refused.
@@ -152,8 +151,7 @@ class FIPA(FedAvg):
         sketches = {"rank": rank, "labels": labels, "examples": examples}
         self._main = main_stage(rule, local, plan, control, safety, lr_scale, sketches)
         self.rule = self._main.rule
-        first = fipa.FedAvg() if warmup_rule is None else warmup_rule
-        self._warmup = Stage(first, warmup_local, warmup_rounds, plan_for(first)) if warmup_rounds else None
+        self._warmup = warmup_stage(warmup_rounds, warmup_rule, warmup_local, local)
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
         self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
         self.limits, self._validate, self._loss_name = limits or Limits(), validate, loss_name

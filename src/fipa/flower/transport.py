@@ -25,6 +25,7 @@ from fipa.flower.roster import Roster, collect, post
 from fipa.flower.watch import RATES, SCALE
 from fipa.layout import Layout
 
+UNLIKE = "is of a model with other parameters than most clients have"
 Validate = Callable[[ArrayRecord], float]
 
 
@@ -217,7 +218,7 @@ class FlowerTransport:
             messages = {**messages, **again}
         if len(post.names) > len(post.values):
             raise OtherNames(agreed(post.names))
-        post.refused |= dict.fromkeys(post.names, "is of a model with other parameters than most clients have")
+        post.refused |= dict.fromkeys(post.names, UNLIKE)
         self.inbox.forget(ask.round_number)
         for client in ask.clients:
             self.roster.heard(self._nodes[client], client in post.values)
@@ -242,9 +243,13 @@ class FlowerTransport:
         replies = collect(self.grid, ids, self.patience, [name for name in waiting if name not in ids])
         shapes = {name: tuple(tensor.shape) for name, tensor in self.cargo.buffers.items()}
         expected = Expected(self.cargo.layout, question.theta, shapes, self._limits, self._loss_name)
-        arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(question.theta)}
-        arrays |= {name: arrays[own] for name, own in self.cargo.tied.items()}
+        arrays = self.arrays(question.theta)
         return self.inbox.open(replies, self._method(question), ask.round_number, expected, arrays)
+
+    def arrays(self, theta: Tensor) -> dict[str, Tensor]:
+        """Those that a client's names may be of."""
+        arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(theta)}
+        return arrays | {name: arrays[own] for name, own in self.cargo.tied.items()}
 
     def _method(self, question: Asked) -> str:
         return JUDGE if isinstance(question, Loss) and self._apps_train else question.method
