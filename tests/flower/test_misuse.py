@@ -232,6 +232,12 @@ def test_subclasses() -> None:
     with pytest.raises(FipaError, match=r"Mine.aggregate_train would never be called"):
         Mine()
 
+    rates = []
+
+    def answer(message: Message, context: Context, model: nn.Module, xy: Any) -> Message:
+        rates.append(message.content["config"]["lr"])
+        return reply(message, context, model, xy)
+
     class Loop(FIPA):
         """With a `start` that is written after Flower's."""
 
@@ -243,6 +249,21 @@ def test_subclasses() -> None:
                 assert metrics is not None
             return arrays
 
+    class Schedule(Loop):
+        """Halves the learning rate in round 2, as the strategy in Flower's advanced example does."""
+
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            config["lr"] = 0.1 if server_round == 1 else 0.05
+            return super().configure_train(server_round, arrays, config, grid)
+
+    class Meddling(Loop):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            return super().configure_train(server_round, initial(), config, grid)
+
+    Schedule(fipa.FedAvg(), **QUIET).start(LocalGrid(app_with(answer), 2), initial(), 2)
+    assert rates == [0.1, 0.1, 0.05, 0.05]
+    with pytest.raises(FipaError, match="round 2: configure_train was given other arrays"):
+        Meddling(fipa.FedAvg(), **QUIET).start(LocalGrid(app(), 2), initial(), 2)
     ours = FIPA(**QUIET).start(LocalGrid(app(), 3), initial(), 3).arrays
     assert same(Loop(**QUIET).start(LocalGrid(app(), 3), initial(), 3), ours)
     with pytest.raises(FipaError, match="comes after configure_train"):

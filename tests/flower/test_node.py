@@ -183,7 +183,7 @@ def test_what_an_objective_cannot_have_is_said(strategy: FIPA) -> None:
         return model, data(int(context.node_config["partition-id"]))
 
     app = client(ClientApp(), objective=normalised)
-    with pytest.raises(FipaError, match="batch norm.*GroupNorm"):
+    with pytest.raises(FipaError, match=r"batch norm.*GroupNorm"):
         strategy.start(LocalGrid(app, NODES), ArrayRecord(normalised(_Zero())[0].state_dict()), 2)
 
 

@@ -9,10 +9,12 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
+from torch import Tensor
 
 from fipa.aggregation.rule import Rule
 from fipa.clients.rule import LocalRule
@@ -146,8 +148,11 @@ class FIPA(FedAvg):
         check_precision(precision)
         check(locals())
         replaced = [name for name in OURS if getattr(type(self), name) is not getattr(FIPA, name)]
-        if replaced:
-            raise FipaError(f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own")
+        if replaced and type(self).start is FIPA.start:
+            raise FipaError(
+                f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own, unless "
+                "`start` is your own, too, and calls it"
+            )
         sketches = {"rank": rank, "labels": labels, "examples": examples}
         self._main = main_stage(rule, local, plan, control, safety, lr_scale, sketches)
         self.rule = self._main.rule
@@ -162,6 +167,7 @@ class FIPA(FedAvg):
         self.journal = Journal()
         self._roster = Roster()
         self._run: Run | None = None  # of a subclass with a loop of its own
+        self._model: dict[str, Tensor] = {}  # that this loop was given
 
     @property
     def records(self) -> list[RoundRecord]:
@@ -210,9 +216,18 @@ class FIPA(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """For a `start` of your own that is written after Flower's: all of a round, which leaves no message to send."""
+        """For a `start` of your own that is written after Flower's: all of a round, which leaves no message to send.
+
+        The config may change from round to round. The arrays may not: they are what the last round has come to.
+        """
         if self._run is None:
             self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), 10**9, self.patience, config)
+        elif any(not torch.equal(one, self._model[name]) for name, one in arrays.to_torch_state_dict().items()):
+            raise FipaError(
+                f"round {server_round}: configure_train was given other arrays than aggregate_train returned last: the "
+                "model changes in FIPA's rounds only"
+            )
+        self._run.configure(config)
         self._run.round()
         self._run.close()
         return []
@@ -223,7 +238,9 @@ class FIPA(FedAvg):
         """What `configure_train` has come to."""
         if self._run is None:
             raise FipaError("FIPA.aggregate_train comes after configure_train: call super().start(...), or both")
-        return self._run.arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
+        arrays = self._run.arrays
+        self._model = dict(arrays.to_torch_state_dict())
+        return arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
 
     def transport(
         self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,

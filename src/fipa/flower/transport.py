@@ -176,7 +176,7 @@ class FlowerTransport:
         self.roster = roster or Roster()
         self.inbox = Inbox()
         self.seed, self._precision, self._limits = seed, precision, limits or Limits()
-        self._config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
+        self.config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
         self._validate, self._loss_name, self._strict = validate, loss_name, strict
         self.settled = settled
         self._apps_train = False  # by functions of their own, and are judges by another
@@ -274,7 +274,7 @@ class FlowerTransport:
         """A question to one client, as it travels; `framed` with all that the client may lack."""
         question: Any = ask.question
         request = self._request(ask.round_number, client, question, framed)
-        config = scaled(self._config, request.lr_scale) | {"server-round": ask.round_number}
+        config = scaled(self.config, request.lr_scale) | {"server-round": ask.round_number}
         records: dict[str, Any] = {KEY: request.record(), "config": ConfigRecord(config)}
         node = self._nodes[client]
         if isinstance(question, Order) and question.local is None:  # the app trains, and takes a whole model
