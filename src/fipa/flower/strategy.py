@@ -84,6 +84,7 @@ class FIPA(FedAvg):
     deadline, quorum, grace
         A question is closed after so many seconds if that share of the clients asked has answered, and the others have
         had so many seconds of grace since. Without a deadline it waits for all of them, up to the `timeout` of `start`.
+        Nodes that died are waited for, and asked anew, where there is no quorum without them: all with `quorum=1.0`.
     late
         A late answer counts in a later round, with the sketch it was made with, and its weight times this to the
         power of its age in rounds; None for not at all.
