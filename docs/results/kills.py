@@ -75,11 +75,8 @@ def main() -> None:
             reached = last_round(Path(config["checkpoint"]))
             same = torch.equal(load_theta(output), expected)
         outcome = "the same parameters" if same else "OTHER PARAMETERS"
-        seconds = time.monotonic() - begun
-        print(
-            f"seed {seed}: {len(kills)} kills ({' '.join(kills)}), {reached} rounds, {seconds:.0f} s, {outcome}",
-            flush=True,
-        )
+        what, seconds = f"{len(kills)} kills ({' '.join(kills)})", time.monotonic() - begun
+        print(f"seed {seed}: {what}, {reached} rounds, {seconds:.0f} s, {outcome}", flush=True)
         if not same:
             raise FipaError(f"seed {seed} did not come to the parameters of an undisturbed run")
 

@@ -58,7 +58,7 @@ def main_stage(
     if rule is None and isinstance(local, FullGradient):
         rule = fipa.SharedFIPA()
     elif rule is None:
-        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0)
+        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0, pull=0.0)
     gradients = isinstance(rule, fipa.SharedFIPA) and isinstance(local, FullGradient)
     if control is None:
         control = ours or gradients
@@ -67,7 +67,7 @@ def main_stage(
     elif control is True:
         control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
         if ours and not newton:
-            control = StepControl(caution=10.0, boldness=0.1, trials=4)
+            control = StepControl(adapt="step", caution=3.0, boldness=1 / 3, trials=4)
     if isinstance(safety, bool):
         safety = Safety() if safety and ours and not newton else None
     if lr_scale != 1.0 and isinstance(local, GaussNewton | FullGradient):

@@ -50,8 +50,8 @@ class FIPA(FedAvg):
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=1.0)`; with `GaussNewton` `fipa.FIPA(floor=0.01)`, with `FullGradient`
-        `fipa.SharedFIPA()`.
+        Default: `fipa.CompletedFIPA(damping=1.0, pull=0.0)`; with `GaussNewton` `fipa.FIPA(floor=0.01)`, with
+        `FullGradient` `fipa.SharedFIPA()`.
     local
         How clients with an objective train: `fipa.FullGradient()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
@@ -62,7 +62,7 @@ class FIPA(FedAvg):
         than training). Not with Gauss-Newton clients, whose sketches are exact.
     control
         Lets a step be taken only if it lowers the loss: `fipa.StepControl(...)`, True or False. On by default with the
-        default rule: four dampings are tried at most, each ten times as careful as the one before.
+        default rule: four steps are tried at most, each a third as long as the one before.
     validate
         `validate(arrays)` tells the loss of a model on the server. Without it clients do: those with an objective by
         that, others by the app's own `@app.evaluate()` function, which must return a loss.
