@@ -251,3 +251,12 @@ def test_a_node_that_dies_is_asked_anew_if_there_is_no_quorum_without_it(quorum:
     assert len(grid.died) == 2
     assert same(result.arrays, FIPA(**FIXED).start(LocalGrid(app(), 3), initial(), 3).arrays) == waits
     assert any("node unavailable" in event["text"] for event in strategy.events) != waits
+
+
+def test_after_a_round_without_a_step_clients_learn_slower_and_the_whole_step_is_tried_again() -> None:
+    losses = iter([1.0, *[2.0] * 4, 0.5])
+    strategy = FIPA(validate=lambda arrays: next(losses), **FIXED)
+    strategy.start(LocalGrid(app(), 2), initial(), 2)
+    first, second = strategy.records
+    assert (first.accepted, first.trials, first.step) == (False, 4, pytest.approx(1 / 27))
+    assert (second.accepted, second.trials, second.step) == (True, 1, 1.0)
