@@ -145,10 +145,10 @@ def _weigh(
         d = centre + stack.transposed(solve(torch.cat(y) - stack.times(centre)))
     # Client m's part is d_m = k w_m D_m + A^T F (y_m - k w_m A D_m), with the pull in y, so
     # <d_m, d> = k w_m <D_m, d - A^T F A d> + <y_m, F A d>.
-    pull = solve(stack.times(d))
-    projections = [float(a @ b) for a, b in zip(y, pull.split(stack.ranks), strict=True)]
+    reaction = solve(stack.times(d))
+    projections = [float(a @ b) for a, b in zip(y, reaction.split(stack.ranks), strict=True)]
     if mean:
-        free = mean * (d - stack.transposed(pull))
+        free = mean * (d - stack.transposed(reaction))
         pairs = zip(projections, cohort.weights, cohort.deltas, strict=True)
         projections = [own + weight * float(delta @ free) for own, weight, delta in pairs]
     return Step(step * d, solve.effective_rank, solve.condition_number, projections)
