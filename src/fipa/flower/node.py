@@ -118,7 +118,7 @@ def site_by(objective: Objective) -> SiteOf:
         key = (context.node_id, request.client, request.seed, request.params, request.frame)
         if key not in kept:
             model, client = unpacked(objective(context))
-            names = Names.of(model, model.state_dict())
+            names = Names.of(model, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
             if not expected(request, names):
                 raise Other(names)
             problem = framed(Problem(model, [client], _no_metric), request, frame, names.tied)
