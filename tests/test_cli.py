@@ -54,7 +54,17 @@ def test_what_show_prints_is_input_again(tmp_path: Path, name: str) -> None:
     assert json.loads(fipa("show", name, *options(small(name)), "--json").out) == tomllib.loads(first.out)
     for arm in tomllib.loads(first.out)["arms"]:
         stages = arm["stages"] or [arm]
-        assert all("step_control" in stage for stage in stages)
+        assert all("trust_region" in stage or "step_control" in stage for stage in stages)
+
+
+def test_show_leaves_out_what_an_arm_does_not_use() -> None:
+    arms = {arm["name"]: arm for arm in json.loads(fipa("show", "digits", "--json").out)["arms"]}
+    assert arms["FIPA completed"]["sketch"]["rank"] == 30
+    assert arms["FIPA completed"]["step_control"] is False
+    assert arms["FIPA shared basis"]["sketch"] == {"route": "auto"}
+    assert arms["FIPA shared basis"]["trust_region"] is True
+    assert "step_control" not in arms["FIPA shared basis"]
+    assert "sketch" not in arms["FedAvg"]
 
 
 def test_show_keeps_strings_as_they_are(tmp_path: Path) -> None:

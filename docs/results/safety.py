@@ -29,6 +29,7 @@ from fipa.flower.local import LocalGrid
 
 FILE = Path(__file__).with_suffix(".csv")
 COLUMNS = ("arm", "seed", "rounds", "mib", "start", "last", "lowest", "loss_start", "loss_last", "curvature_share")
+ARMS = ("FIPA()", "FedAvg", "FedAvg, lr/10")
 SEEDS, CLIENTS, ROUNDS, LR, TARGET = range(5), 5, 20, 0.03, 0.29
 Data = tuple[Tensor, Tensor]
 
@@ -45,6 +46,9 @@ class Net(nn.Module):
         x = self.pool(torch.relu(self.conv1(x)))
         x = self.pool(torch.relu(self.conv2(x))).flatten(1)
         return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+
+
+SIZE = 4 * sum(p.numel() for p in Net().parameters()) / 2**20  # MiB of a model
 
 
 @cache
@@ -151,14 +155,17 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [tuple(row.values()) for row in csv.DictReader(FILE.open())] if FILE.exists() else []
     for seed in SEEDS:
-        if any(int(row[1]) == seed for row in rows):
-            continue
-        start, quiet = started(seed), {"fraction_evaluate": 0.0}
-        ours = run(seed, "FIPA()", FIPA(**quiet), LR, start, ROUNDS, {ROUNDS})
-        rows += ours
-        more = round(float(ours[0][3]) / (2 * CLIENTS * sum(p.numel() for p in Net().parameters()) * 4 / 2**20))
-        for arm, lr in (("FedAvg", LR), ("FedAvg, lr/10", LR / 10)):
-            rows += run(seed, arm, FIPA(fipa.FedAvg(), **quiet), lr, start, max(more, ROUNDS), {ROUNDS, more})
+        there = {row[0]: row for row in rows if int(row[1]) == seed}
+        missing = [arm for arm in ARMS if arm not in there]
+        start = started(seed) if missing else None
+        for arm in missing:
+            assert start is not None
+            ours, lr = arm == "FIPA()", LR / 10 if arm.endswith("lr/10") else LR
+            strategy = FIPA(None if ours else fipa.FedAvg(), fraction_evaluate=0.0)
+            alike = ROUNDS if ours else round(float(there["FIPA()"][3]) / (2 * CLIENTS * SIZE))
+            new = run(seed, arm, strategy, lr, start, max(alike, ROUNDS), {ROUNDS, alike})
+            there[arm] = new[0]
+            rows = sorted([*rows, *new], key=lambda row: (int(row[1]), ARMS.index(row[0]), int(row[2])))
         with FILE.open("w", newline="") as handle:
             writer = csv.writer(handle, lineterminator="\n")
             writer.writerows([COLUMNS, *rows])

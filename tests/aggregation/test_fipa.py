@@ -56,6 +56,19 @@ def test_undamped_equals_pseudo_inverse(rule: type[FIPA] | type[CompletedFIPA], 
 
 @FAST
 @given(clients=sketch_rounds(), damping=DAMPINGS)
+def test_without_its_pull_the_completed_rule_shortens_the_mean_where_curvature_is_high(
+    clients: Round, damping: float
+) -> None:
+    shifted = clients.total + damping * torch.eye(clients.p, dtype=DOUBLE)
+    expected = damping * torch.linalg.solve(shifted, clients.mean)
+    close(clients.change(CompletedFIPA(damping, pull=0.0)), expected)
+    assert float(expected.norm()) <= float(clients.mean.norm()) * (1 + 1e-9)
+    half = (expected + clients.change(CompletedFIPA(damping))) / 2
+    close(clients.change(CompletedFIPA(damping, pull=0.5)), half)
+
+
+@FAST
+@given(clients=sketch_rounds(), damping=DAMPINGS)
 def test_fipa_solves_the_damped_normal_equations(clients: Round, damping: float) -> None:
     """Written out once more, without the helpers that all rules share."""
     H, b = clients.total, clients.response

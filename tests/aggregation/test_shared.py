@@ -119,6 +119,13 @@ def test_settings_that_make_no_sense(settings: dict[str, float]) -> None:
         SharedFIPA(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("settings", [{"memory": ClientMemory(0.5)}, {"columns": 7}, {"weight_decay": 0.1}])
+def test_what_is_for_rounds_is_refused_where_there_is_only_one(settings: dict[str, Any]) -> None:
+    update, _, _ = client(0, Q_of(), 10)
+    with pytest.raises(FipaError, match=rf"SharedFIPA\({next(iter(settings))}=...\) is for the rounds of a federation"):
+        aggregate(THETA, [update], SharedFIPA(**settings))
+
+
 @pytest.mark.parametrize("settings", [{"discount": 0.0}, {"forget": 0}, {"limit": 0}, {"precision": "int4"}])
 def test_memories_that_make_no_sense(settings: dict[str, Any]) -> None:
     with pytest.raises(FipaError, match="ClientMemory"):

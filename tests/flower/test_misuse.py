@@ -73,6 +73,11 @@ def good(message: Message, context: Context, model: nn.Module, xy: Any) -> Messa
         ({"examples": 0}, "examples=0"),
         ({"examples": 10, "plan": fipa.SketchPlan()}, "give plan=... instead"),
         ({"rank": 3, "rule": fipa.FedAvg()}, r"FIPA\(rank=...\) is for the sketches"),
+        ({"rank": 3, "local": fipa.FullGradient()}, r"share a basis: .* FIPA\(fipa.SharedFIPA\(columns=...\)"),
+        ({"warmup_rounds": 2, "local": fipa.GaussNewton()}, r"in the warm-up, too, as warmup_local=fipa.SGD"),
+        ({"warmup_local": fipa.SGD(0.1, 1)}, r"warmup_local=...\) is for a warm-up, and there is none"),
+        ({"warmup_rule": fipa.FedAvg()}, "give warmup_rounds=..."),
+        ({"lr_scale": 0.1, "local": fipa.FullGradient()}, "take one step, without a learning rate"),
         ({"rule": fipa.CompletedFIPA}, "is not a rule: make one"),
         ({"validate": 5}, "is not a function of the arrays"),
         ({"control": "on"}, "control='on'.* takes StepControl or TrustRegion or bool"),
@@ -227,6 +232,12 @@ def test_subclasses() -> None:
     with pytest.raises(FipaError, match=r"Mine.aggregate_train would never be called"):
         Mine()
 
+    rates = []
+
+    def answer(message: Message, context: Context, model: nn.Module, xy: Any) -> Message:
+        rates.append(message.content["config"]["lr"])
+        return reply(message, context, model, xy)
+
     class Loop(FIPA):
         """With a `start` that is written after Flower's."""
 
@@ -238,6 +249,21 @@ def test_subclasses() -> None:
                 assert metrics is not None
             return arrays
 
+    class Schedule(Loop):
+        """Halves the learning rate in round 2, as the strategy in Flower's advanced example does."""
+
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            config["lr"] = 0.1 if server_round == 1 else 0.05
+            return super().configure_train(server_round, arrays, config, grid)
+
+    class Meddling(Loop):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            return super().configure_train(server_round, initial(), config, grid)
+
+    Schedule(fipa.FedAvg(), **QUIET).start(LocalGrid(app_with(answer), 2), initial(), 2)
+    assert rates == [0.1, 0.1, 0.05, 0.05]
+    with pytest.raises(FipaError, match="round 2: configure_train was given other arrays"):
+        Meddling(fipa.FedAvg(), **QUIET).start(LocalGrid(app(), 2), initial(), 2)
     ours = FIPA(**QUIET).start(LocalGrid(app(), 3), initial(), 3).arrays
     assert same(Loop(**QUIET).start(LocalGrid(app(), 3), initial(), 3), ours)
     with pytest.raises(FipaError, match="comes after configure_train"):
@@ -262,3 +288,31 @@ def test_models_in_half_precision() -> None:
     assert all(tensor.dtype == torch.float16 for tensor in tensors(result.arrays).values())
     assert not same(result.arrays, initial(half))
     assert result.train_metrics_clientapp[1]["clients"] == 2
+
+
+def test_models_in_bfloat16_which_flower_cannot_send() -> None:
+    made = client(ClientApp())
+
+    def loaded(message: Message) -> nn.Module:
+        model = network().bfloat16()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        return model
+
+    @made.train()
+    def _(message: Message, context: Context) -> Message:
+        x, y = data(int(context.node_config["partition-id"]))
+        model = loaded(message)
+        train(model, x.bfloat16(), y, lr=0.5)
+        return reply(message, context, model, (x, y))
+
+    @made.evaluate()
+    def _(message: Message, context: Context) -> Message:
+        x, y = data(int(context.node_config["partition-id"]))
+        numbers = {"loss": float(cross_entropy(loaded(message)(x.bfloat16()).float(), y)), "num-examples": len(y)}
+        return Message(RecordDict({"metrics": MetricRecord(numbers)}), reply_to=message)
+
+    result = FIPA(**QUIET).start(LocalGrid(made, 3), initial(), 4)
+    rounds = result.train_metrics_clientapp
+    assert {(numbers["clients"], numbers["refused"]) for numbers in rounds.values()} == {(3, 0)}
+    assert rounds[4]["loss-after"] < 0.8 * rounds[1]["loss"]
+    assert all(tensor.dtype == torch.float32 for tensor in tensors(result.arrays).values())

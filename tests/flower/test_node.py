@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 import fipa
-from fipa.flower import FIPA, client
+from fipa.errors import FipaError
+from fipa.flower import FIPA, SecureFIPA, client
 from fipa.flower.local import LocalGrid
 from fipa.flower.strategy import Limits
 
@@ -84,3 +85,121 @@ def test_a_warm_up_within_the_strategy_is_remembered() -> None:
 
 def test_gradients_may_have_any_length() -> None:
     assert Limits().longest(torch.ones(4), fipa.FullGradient()) == Limits().curvature
+
+
+def test_apps_without_functions_of_their_own_evaluate_by_their_objective() -> None:
+    strategy = FIPA(fipa.FedAvg(), local=fipa.SGD(lr=0.1, epochs=1, batch=10))
+    grid = LocalGrid(client(ClientApp(), objective=objective), NODES)
+    result = strategy.start(grid, ArrayRecord(network().state_dict()), 1)
+    model = network()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    expected = {"loss": 0.0, "accuracy": 0.0}
+    for x, y in map(data, range(NODES)):
+        z = model(x).detach()
+        expected["loss"] += float(nn.functional.cross_entropy(z, y)) / NODES
+        expected["accuracy"] += float((z.argmax(1) == y).float().mean()) / NODES
+    assert dict(result.evaluate_metrics_clientapp[1]) == pytest.approx(expected)
+
+
+def test_an_evaluate_function_of_the_apps_own_comes_first() -> None:
+    app = client(ClientApp(), objective=objective)
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        reply.content["metrics"]["seen"] = 7.0
+        return reply
+
+    @app.evaluate(mods=[mod])
+    def _(message: Message, _: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 5.0, "num-examples": 1})}), reply_to=message)
+
+    strategy = FIPA(fipa.FedAvg(), local=fipa.SGD(lr=0.1, epochs=1, batch=10))
+    result = strategy.start(LocalGrid(app, NODES), ArrayRecord(network().state_dict()), 1)
+    assert dict(result.evaluate_metrics_clientapp[1]) == {"loss": 5.0, "seen": 7.0}
+    with pytest.raises(ValueError, match="two functions are registered"):
+        app.evaluate()(lambda message, context: message)
+
+
+def test_an_objective_is_not_trained_on_by_an_app_that_has_no_train_function() -> None:
+    strategy = FIPA(stop_after=1, fraction_evaluate=0.0)
+    with pytest.raises(FipaError, match=r"no @app.train\(\) function: .* FIPA\(local=...\)"):
+        run(strategy, 3)
+
+
+def test_curvature_of_an_objective_is_as_cheap_as_that_of_an_app() -> None:
+    stage = FIPA(local=fipa.SGD(lr=0.1, epochs=1)).arm(1).stages[-1]
+    assert stage.plan == FIPA().arm(1).stages[-1].plan
+    assert stage.safety is not None
+    rounds = run(FIPA(local=fipa.SGD(lr=0.1, epochs=1, batch=10), fraction_evaluate=0.0), 2)
+    assert rounds[2]["train-seconds"] > 0 < rounds[2]["curvature-seconds"]
+
+
+class Tied(nn.Module):
+    """Frozen first layer; the last weight is that of the second, transposed in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.last, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.last.weight = self.second.weight
+        self.first.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FIPA(local=fipa.SGD(lr=0.3, epochs=3, batch=10), fraction_evaluate=0.0),
+        FIPA(local=fipa.GaussNewton(), fraction_evaluate=0.0),
+        FIPA(local=fipa.FullGradient(), fraction_evaluate=0.0),
+        FIPA(local=fipa.FullGradient(), params=["second.*", "out.*"], fraction_evaluate=0.0),
+        SecureFIPA(local=fipa.SGD(lr=0.3, epochs=3, batch=10)),
+        SecureFIPA(local=fipa.SGD(lr=0.3, epochs=3, batch=10), params=["second.*", "out.*"]),
+    ],
+)
+def test_frozen_and_tied_parameters_of_an_objective_stay_so(strategy: FIPA) -> None:
+    def tied(context: Context) -> Any:
+        return Tied(), data(int(context.node_config["partition-id"]))
+
+    began = Tied().state_dict()
+    grid = LocalGrid(client(ClientApp(), objective=tied), NODES)
+    after = strategy.start(grid, ArrayRecord(began), 3).arrays.to_torch_state_dict()
+    assert torch.equal(after["first.weight"], began["first.weight"])
+    assert torch.equal(after["second.weight"], after["last.weight"])
+    assert not torch.equal(after["second.weight"], began["second.weight"])
+    assert strategy.records[-1].uplink_bytes > 0
+    assert not [event for event in strategy.events if "refused" in event["text"]]
+
+
+@pytest.mark.parametrize(
+    "strategy", [FIPA(local=fipa.GaussNewton(), stop_after=1), SecureFIPA(local=fipa.SGD(0.1, 1), stop_after=1)]
+)
+def test_what_an_objective_cannot_have_is_said(strategy: FIPA) -> None:
+    def normalised(context: Context) -> Any:
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        return model, data(int(context.node_config["partition-id"]))
+
+    app = client(ClientApp(), objective=normalised)
+    with pytest.raises(FipaError, match=r"batch norm.*GroupNorm"):
+        strategy.start(LocalGrid(app, NODES), ArrayRecord(normalised(_Zero())[0].state_dict()), 2)
+
+
+class _Zero:
+    node_config = {"partition-id": 0}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("local", [fipa.SGD(lr=0.3, epochs=2, batch=10), fipa.FullGradient()])
+def test_objectives_in_half_precision_are_computed_in_single(half: torch.dtype, local: fipa.LocalRule) -> None:
+    def small(context: Context) -> Any:
+        return network().to(half), data(int(context.node_config["partition-id"]))
+
+    grid = LocalGrid(client(ClientApp(), objective=small), NODES)
+    strategy = FIPA(local=local, fraction_evaluate=0.0)
+    result = strategy.start(grid, ArrayRecord(network().state_dict()), 3)
+    rounds = result.train_metrics_clientapp
+    assert {numbers["clients"] for numbers in rounds.values()} == {NODES}
+    assert rounds[3]["loss-after"] < rounds[1]["loss"]

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Error, Message
 from torch import nn
 
 import fipa
@@ -23,7 +24,7 @@ from fipa.federation.coordinator import State
 from fipa.federation.record import RoundRecord
 from fipa.flower import FIPA
 from fipa.flower.journal import Journal, row
-from fipa.flower.local import LocalGrid
+from fipa.flower.local import FIRST, LocalGrid
 from flower.cases import app, initial, network, same, tensors
 
 QUIET = {"fraction_evaluate": 0.0}
@@ -223,3 +224,39 @@ def test_results_for_the_report(tmp_path: Path) -> None:
     page = results.report().read_text("utf-8")
     assert "accuracy" in page
     assert json.loads((folder / "results.json").read_text("utf-8"))["arms"]["FIPA"]["0"]["status"] == "finished"
+
+
+class Mortal(LocalGrid):
+    """Node 1 dies with its first order, and with its first judgement."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.died: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        for name, message in zip(ids, messages, strict=True):
+            kind = message.metadata.message_type
+            if message.metadata.dst_node_id == FIRST + 1 and "config" in message.content and kind not in self.died:
+                self.died.add(kind)
+                self._waiting[name] = 0, Message(Error(5, "node unavailable"), reply_to=message)
+        return ids
+
+
+@pytest.mark.parametrize(("quorum", "waits"), [(1.0, True), (0.5, False)])
+def test_a_node_that_dies_is_asked_anew_if_there_is_no_quorum_without_it(quorum: float, waits: bool) -> None:
+    grid, strategy = Mortal(app(), 3), FIPA(quorum=quorum, **FIXED)
+    result = strategy.start(grid, initial(), 3)
+    assert len(grid.died) == 2
+    assert same(result.arrays, FIPA(**FIXED).start(LocalGrid(app(), 3), initial(), 3).arrays) == waits
+    assert any("node unavailable" in event["text"] for event in strategy.events) != waits
+
+
+def test_after_a_round_without_a_step_clients_learn_slower_and_the_whole_step_is_tried_again() -> None:
+    losses = iter([1.0, *[2.0] * 4, 0.5])
+    strategy = FIPA(validate=lambda arrays: next(losses), **FIXED)
+    strategy.start(LocalGrid(app(), 2), initial(), 2)
+    first, second = strategy.records
+    assert (first.accepted, first.trials, first.step) == (False, 4, pytest.approx(1 / 27))
+    assert (second.accepted, second.trials, second.step) == (True, 1, 1.0)

@@ -106,38 +106,49 @@ class CompletedFIPA:
     \bar\Delta = \sum_m w_m \Delta\theta_m .$$
 
     $\beta \to \infty$ is FedAvg; $\beta = 0$ is the paper's rule on the sketched range and FedAvg on its complement.
-    Parameters as for `FIPA`, which is the same rule with `floor` = $\beta$ and no damping.
+    Other parameters as for `FIPA`, which is the same rule with `floor` = $\beta$ and no damping.
+
+    Parameters
+    ----------
+    pull
+        Factor of y. 1 takes an update for the way to the client's optimum: all others are pulled there where its
+        curvature is high. 0 takes it for a step against its gradient, and $d = \gamma \beta (\hat H + \beta I)^{-1}
+        \bar\Delta$ is FedAvg's step, shortened where the mean curvature is high: for clients that train little, or
+        whose sketches are rough.
     """
 
     damping: float = 0.0
     step: float = 1.0
     cutoff: float = CUTOFF
+    pull: float = 1.0
 
     needs = SketchPlan
 
     def __post_init__(self) -> None:
-        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff)
+        check_not_negative(self, damping=self.damping, step=self.step, cutoff=self.cutoff, pull=self.pull)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        return _weigh(cohort, "CompletedFIPA", self.damping, self.cutoff, self.step, mean=1.0)
+        return _weigh(cohort, "CompletedFIPA", self.damping, self.cutoff, self.step, mean=1.0, pull=self.pull)
 
 
-def _weigh(cohort: Cohort, rule: str, damping: float, cutoff: float, step: float, mean: float) -> Step:
-    r"""$d = \kappa \bar\Delta + A^\top F (y - \kappa A \bar\Delta)$, F the filtered inverse, $\kappa$ = `mean`."""
+def _weigh(
+    cohort: Cohort, rule: str, damping: float, cutoff: float, step: float, mean: float, pull: float = 1.0
+) -> Step:
+    r"""$d = \kappa \bar\Delta + A^\top F (\rho y - \kappa A \bar\Delta)$, F the filtered inverse, $\kappa$ = `mean`."""
     stack = _stack(cohort, rule)
     solve = ReducedSolve(stack, damping, cutoff)
-    y = stack.times_each(cohort.deltas)
+    y = [pull * own for own in stack.times_each(cohort.deltas)]
     if mean == 0.0:
         d = stack.transposed(solve(torch.cat(y)))
     else:
         centre = mean * cohort.mean_delta
         d = centre + stack.transposed(solve(torch.cat(y) - stack.times(centre)))
-    # Client m's part is d_m = k w_m D_m + A^T F (y_m - k w_m A D_m), so
+    # Client m's part is d_m = k w_m D_m + A^T F (y_m - k w_m A D_m), with the pull in y, so
     # <d_m, d> = k w_m <D_m, d - A^T F A d> + <y_m, F A d>.
-    pull = solve(stack.times(d))
-    projections = [float(a @ b) for a, b in zip(y, pull.split(stack.ranks), strict=True)]
+    reaction = solve(stack.times(d))
+    projections = [float(a @ b) for a, b in zip(y, reaction.split(stack.ranks), strict=True)]
     if mean:
-        free = mean * (d - stack.transposed(pull))
+        free = mean * (d - stack.transposed(reaction))
         pairs = zip(projections, cohort.weights, cohort.deltas, strict=True)
         projections = [own + weight * float(delta @ free) for own, weight, delta in pairs]
     return Step(step * d, solve.effective_rank, solve.condition_number, projections)

@@ -60,7 +60,8 @@ class Step:
 class Rule(Protocol):
     """A server rule: a pure function of the clients' updates, and of its own state if it has one.
 
-    A class of rules that needs to know the clients' curvature names its plan, `needs = fipa.SketchPlan`.
+    A class of rules that needs to know the clients' curvature names its plan, `needs = fipa.SketchPlan`; one with
+    settings that `aggregate` has no use for names these, `for_rounds = ("memory",)`.
     """
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:
@@ -127,6 +128,12 @@ def aggregate(
     >>> aggregate(torch.zeros(3), updates, FedAvg()).theta
     tensor([0.2500, 0.2500, 0.2500])
     """
+    for name in getattr(rule, "for_rounds", ()):
+        if getattr(rule, name) != type(rule).__dataclass_fields__[name].default:  # type: ignore[attr-defined]
+            raise FipaError(
+                f"{type(rule).__name__}({name}=...) is for the rounds of a federation, fipa.run or fipa.Federation: "
+                "aggregate knows one round only. Leave it out here"
+            )
     return aggregator(theta, updates, population=population)(rule, state)
 
 

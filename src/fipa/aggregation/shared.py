@@ -74,7 +74,12 @@ class SharedFIPA:
     weight_decay
         Coefficient of $\frac12 |\theta|^2$, which the server adds to loss, gradient and curvature.
     memory
-        How the server remembers clients; for rounds of a federation.
+        How the server remembers clients.
+
+    Notes
+    -----
+    `columns`, `directions`, `weight_decay` and `memory` are for the rounds of a federation. `fipa.aggregate` takes
+    damping and radius only: it has one round, and the basis in which clients' curvatures are.
     """
 
     damping: float = 0.0
@@ -85,6 +90,7 @@ class SharedFIPA:
     memory: ClientMemory = ClientMemory()
 
     needs = BasisPlan
+    for_rounds = ("columns", "directions", "weight_decay", "memory")
 
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, weight_decay=self.weight_decay)

@@ -21,7 +21,7 @@ from fipa.clients.gradient import FullGradient
 from fipa.clients.registry import LOCAL_RULES
 from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
-from fipa.config.sketch import SketchSpec
+from fipa.config.sketch import SketchSpec, keys_of
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvaturePlan
 from fipa.federation.adaptive import AdaptiveSteps
@@ -185,13 +185,19 @@ def controls_by_default(stage: StageSpec, least_squares: bool) -> bool:
     return least_squares and RULES[rule.name] in (FIPA, CompletedFIPA, AdditiveFIPA)
 
 
+def _trusts(stage: StageSpec) -> bool | TrustRegion:
+    """Clients that send gradients in a shared basis have a trust region, unless the experiment says otherwise."""
+    local: Any = stage.local
+    return LOCAL_RULES[local.name] is FullGradient if stage.trust_region is None else stage.trust_region
+
+
 def _stage(stage: StageSpec, least_squares: bool) -> Stage:
     rule = _build(RULES, stage.rule, **({"inner": _build(RULES, stage.inner)} if stage.inner is not None else {}))
     sketch = stage.sketch or SketchSpec()
     control: StepControl | TrustRegion | bool | None = stage.step_control
     local = _build(LOCAL_RULES, stage.local)
     if isinstance(rule, SharedFIPA) and not control:
-        region = isinstance(local, FullGradient) if stage.trust_region is None else stage.trust_region
+        region = _trusts(stage)
         control = TrustRegion() if region is True else region or None
     elif control is None:
         control = controls_by_default(stage, least_squares)
@@ -294,22 +300,35 @@ def resolved(experiment: Experiment, least_squares: bool) -> Experiment:
 
 def _resolved(arm: ArmSpec, rounds: int, least_squares: bool) -> ArmSpec:
     stages = [
-        stage.model_copy(update={"step_control": whole.step_control if whole.step_control is not None else default})
+        stage.model_copy(update=_controls(whole, least_squares))
         for stage, whole in zip(arm.stages, arm.merged(sys.maxsize), strict=False)
-        for default in [controls_by_default(whole, least_squares)]
     ]
     change: dict[str, Any] = {
         "stages": tuple(stages),
         "rounds": sum(stage.rounds or 0 for stage in arm.merged(rounds)),
     }
-    if not stages and arm.step_control is None:
-        change["step_control"] = controls_by_default(arm, least_squares)
-    return arm.model_copy(update=change)
+    return arm.model_copy(update=change if stages else change | _controls(arm, least_squares))
+
+
+def _controls(stage: StageSpec, least_squares: bool) -> dict[str, Any]:
+    """What controls the steps of a stage, said also where the experiment leaves it to the rule."""
+    rule: Any = stage.rule
+    if RULES[rule.name] is SharedFIPA and not stage.step_control:
+        return {"step_control": None, "trust_region": _trusts(stage)}
+    default = controls_by_default(stage, least_squares)
+    return {"step_control": default if stage.step_control is None else stage.step_control}
 
 
 def dump(experiment: Experiment) -> dict[str, Any]:
     """As plain data, with defaults: valid input again."""
-    return _plain(experiment.model_dump(mode="json", exclude_none=True))
+    content = _plain(experiment.model_dump(mode="json", exclude_none=True))
+    for arm, table in zip(experiment.arms, content["arms"], strict=True):
+        rule: Any = arm.rule
+        if not arm.stages and "sketch" in table:  # what the rule does not use may have come with [defaults]
+            takes = keys_of(needs_of(RULES[(arm.inner or rule).name]))
+            used = {key: value for key, value in table.pop("sketch").items() if key in takes}
+            table |= {"sketch": used} if used else {}
+    return content
 
 
 def _plain(value: Any) -> Any:

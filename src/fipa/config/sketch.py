@@ -54,7 +54,7 @@ class SketchSpec(Strict):
         But settings of eigen-sketches, which [defaults] may say for all arms, pass where there is nothing to set: only
         a plan with a size of its own, which they could be taken for, refuses them.
         """
-        takes, eigen = _keys(needs), _keys(SketchPlan)
+        takes, eigen = keys_of(needs), keys_of(SketchPlan)
         said = [key for key, field in SketchSpec.model_fields.items() if getattr(self, key) != field.default]
         passes = eigen if set(takes) <= set(eigen) else takes
         odd = [key for key in said if key not in takes and key not in passes]
@@ -77,7 +77,7 @@ class SketchSpec(Strict):
         return {}
 
 
-def _keys(plan: type[CurvaturePlan] | None) -> list[str]:
+def keys_of(plan: type[CurvaturePlan] | None) -> list[str]:
     """Keys of the table that set something of a plan."""
     fields = {field.name for field in dataclasses.fields(plan)} if plan is not None else set()  # type: ignore[arg-type]
     return [key for key in SketchSpec.model_fields if ("rank" if key in RANK else key) in fields]

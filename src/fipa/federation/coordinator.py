@@ -223,6 +223,8 @@ class _Round:
         if safety is not None:
             told = means([(reply.update.num_examples, reply.metrics) for reply in replies.values()])
             pace = safety.after(pace, outcome.trials, outcome.result is not None, told, self.stage.plan)
+            if pace.lr_scale < state.pace.lr_scale:  # other updates: what served the last ones says nothing of them
+                outcome = replace(outcome, control_value=None)
         return State(
             theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
             recent, self._seen(replies, rule_state), judged, pace,

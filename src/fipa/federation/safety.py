@@ -43,8 +43,9 @@ class Safety:
     longest_step
         The server's step is at most so many times as long as the longest update of its round; None for any length.
     slower
-        After a round in which no step lowered the loss, clients' learning rate is divided by this. It grows again,
-        half as fast, with every round whose first trial is taken, up to what it was. 1 leaves it alone.
+        After a round in which no step lowered the loss, clients' learning rate is divided by this, and the step control
+        begins anew. It grows again, half as fast, with every round whose first trial is taken, up to what it was. 1
+        leaves it alone.
     share
         Of the seconds that clients train, how many they may spend on curvature. Where they spend more, and more than a
         quarter of a second, the next rounds' sketches have fewer examples; None lets them. What was chosen is part of

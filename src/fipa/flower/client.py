@@ -28,10 +28,10 @@ from fipa.flower.answer import encode
 from fipa.flower.batches import Forward, adapted
 from fipa.flower.masked import MASKED, SECURE, masked
 from fipa.flower.masked import answered as answered_masked
-from fipa.flower.names import HALF, NAMES, Names, change
-from fipa.flower.node import Objective, SiteOf, answered, site_by
-from fipa.flower.request import FIPA_ACTION, KEY, VERSION, WHO, Request
-from fipa.flower.watch import Training, current, watched
+from fipa.flower.names import HALF, Names, change
+from fipa.flower.node import Objective, SiteOf, answered, evaluated, expected, site_by, told
+from fipa.flower.request import FIPA_ACTION, KEY, WHO, Request
+from fipa.flower.watch import Training, current, replaceable, watched
 from fipa.layout import Layout
 from fipa.randomness import seed_for
 
@@ -44,7 +44,7 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
 
     It tells the server which partition it holds, since clients are drawn and added up in that order, and takes part in
     masked sums. With an objective it needs no train function: it answers all that any rule, its step control and its
-    acceleration want to know.
+    acceleration want to know. It also evaluates, on the objective's data, unless the app has an evaluate function.
 
     Parameters
     ----------
@@ -67,11 +67,6 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
         if not callable(objective):
             raise FipaError("objective is a function of the node's context that returns (model, data)")
         site_of = site_by(objective)
-    register = app.train
-
-    def watching(action: str = "default", *, mods: Any = None) -> Any:
-        """Train functions that are registered from here on are watched: their time, and what they read."""
-        return register(action, mods=[watched, *(mods or [])])
 
     @app.query(WHO)
     def who(message: Message, context: Context) -> Message:
@@ -92,7 +87,23 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
     def train(message: Message, context: Context) -> Message:
         return _by_site(message, context, site_of)
 
-    app.train = watching  # type: ignore[method-assign]
+    def untrained(message: Message, context: Context) -> Message:
+        raise FipaError(
+            "the server leaves training to the app, and this one has no @app.train() function: give it one that ends "
+            "in fipa.flower.reply(...), or an objective, client(ClientApp(), objective=...), and let the server say "
+            "how to train on it, FIPA(local=...)"
+        )
+
+    def judged(message: Message, context: Context) -> Message:
+        if objective is None:
+            raise FipaError(
+                "the server wants this node's loss, and its app has no @app.evaluate() function: give it one, or let "
+                "the server judge, FIPA(fraction_evaluate=0.0, validate=...)"
+            )
+        return Message(evaluated(message.content, objective(context)), reply_to=message)
+
+    app.train = replaceable(app.train, untrained, (watched,))  # type: ignore[method-assign]
+    app.evaluate = replaceable(app.evaluate, judged)  # type: ignore[method-assign]
     return app
 
 
@@ -159,8 +170,8 @@ def reply(
     names = Names.of(model, before)
     if not names.trained:
         raise FipaError("no parameter of this model requires a gradient: nothing of it is trained")
-    if not _expected(request, names):
-        return _told(message, request, names)
+    if not expected(request, names):
+        return Message(told(request, names), reply_to=message)
     layout, delta = change(model, before, request.params)
     if not bool(delta.isfinite().all()):
         raise FipaError("training has left the finite numbers: lower the learning rate")
@@ -200,31 +211,6 @@ def curvature(request: Request, model: nn.Module, layout: Layout, data: Data, de
             raise
         found = replace(settings, route="matrix_free").compute(model, layout, data, occasion)  # takes more models
     return found
-
-
-def _expected(request: Request, names: Names) -> bool:
-    """Whether the model is what the server takes it for."""
-    other = [name for name in request.params if name not in names.trained]
-    if other and request.settled:
-        raise FipaError(
-            f"the server trains {other[0]!r}, which is frozen here, or no parameter: build the same model everywhere, "
-            "or give FIPA(params=...) the names of those that all clients train"
-        )
-    return not other and (request.settled or set(names.averaged) <= set(request.buffers))
-
-
-def _told(message: Message, request: Request, names: Names) -> Message:
-    """Tell the server what the model is: it asks again."""
-    if SECURE in message.content:
-        other = next(iter([n for n in request.params if n not in names.trained] or names.averaged))
-        raise FipaError(f"{other!r} is no trained parameter here: give SecureFIPA(params=...) the names of those")
-    head: dict[str, Any] = {
-        "version": VERSION,
-        "round": request.round_number,
-        "client": request.client,
-        NAMES: names.encode(),
-    }
-    return Message(RecordDict({KEY: ConfigRecord(head)}), reply_to=message)
 
 
 def _rate(request: Request, training: Training | None) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from fipa.flower.request import KEY, Request
 OLDEST = 10  # rounds after which an answer is no longer waited for
 LONGEST = 2**16  # characters of a reason: a client's whole error, but not all that it could think of
 NEEDS = "needs"  # what a client lacks to answer
+GONE = (3, 4, 5, 8)  # codes of Flower's errors: message, reply or node unavailable, and a process that died
 LACKING = ("frame", "basis")  # arrays that never change, or its copy of the shared basis
 
 
@@ -36,6 +37,8 @@ class Post:
         Reasons by client, or by node where no client is known.
     lacking
         Clients that lack something they must be sent first.
+    gone
+        Clients whose nodes died with the question.
     names
         What clients say their model is, where the server takes it for another.
     uplink, received
@@ -46,6 +49,7 @@ class Post:
     late: list[Late] = field(default_factory=list)
     refused: dict[int | str, str] = field(default_factory=dict)
     lacking: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
     names: dict[int, Names] = field(default_factory=dict)
     uplink: int = 0
     received: int = 0
@@ -74,15 +78,20 @@ class Inbox:
         }  # fmt: skip
 
     def matched(
-        self, replies: Iterable[Message], refused: dict[int | str, str]
+        self, replies: Iterable[Message], refused: dict[int | str, str], gone: list[int] | None = None
     ) -> Iterator[tuple[Request, RecordDict]]:
-        """What was asked and what was answered, each question once; all else is refused."""
+        """What was asked and what was answered, each question once; all else is refused.
+
+        Clients whose nodes died with the question are noted in `gone`.
+        """
         for reply in replies:
             request = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if request is None:
                 refused[f"node {reply.metadata.src_node_id}"] = "is to what nobody asked, or comes twice"
             elif reply.has_error():
                 refused[request.client] = f"failed: {reply.error.reason}"[:LONGEST]
+                if gone is not None and reply.error.code in GONE:
+                    gone.append(request.client)
             else:
                 yield request, reply.content
 
@@ -91,14 +100,14 @@ class Inbox:
     ) -> Post:
         """Read what came back to a question of round k about a model of these arrays."""
         post = Post()
-        for request, content in self.matched(replies, post.refused):
+        for request, content in self.matched(replies, post.refused, post.gone):
             post.uplink += nbytes(*content.array_records.values())
             post.received += 1
             with reading(request.client, post.refused):
                 if _lacks(content):
                     post.lacking.append(request.client)
                     continue
-                told = _names(content)
+                told = names_in(content)
                 if told is not None:
                     post.names[request.client] = Names.decode(told, arrays)
                     continue
@@ -130,7 +139,8 @@ def _lacks(content: RecordDict) -> bool:
     return head is not None and head.get(NEEDS) in LACKING
 
 
-def _names(content: RecordDict) -> Any:
+def names_in(content: RecordDict) -> Any:
+    """What a reply says a client's model is, if it says so instead of answering."""
     head = content.config_records.get(KEY)
     return None if head is None else head.get(NAMES)
 

@@ -11,12 +11,13 @@ from flwr.app import Message, MessageType
 from fipa.aggregation.update import ClientUpdate
 from fipa.errors import FipaError
 from fipa.federation.messages import Answers, Ask, Loss, Order, Reply, Who
-from fipa.flower.inbox import reading
+from fipa.flower.inbox import names_in, reading
 from fipa.flower.masked import MASKED, SECURE, unwrap, wrap
+from fipa.flower.names import Names, agreed
 from fipa.flower.request import Request
 from fipa.flower.roster import collect
 from fipa.flower.secure import SecureAggregationError, SecureServer, unflatten, vector_length
-from fipa.flower.transport import FlowerTransport
+from fipa.flower.transport import UNLIKE, FlowerTransport, OtherNames
 from fipa.randomness import seed_for
 
 POOL = -1  # in the place of a client: all of them together
@@ -59,6 +60,7 @@ class _Sum:
     def __init__(self, transport: MaskedTransport, ask: Ask, order: Order) -> None:
         self._transport, self._ask, self._order = transport, ask, order
         self._refused: dict[int | str, str] = {}
+        self._names: dict[int, Names] = {}  # what clients say their model is, where the server takes it for another
         self._traffic: dict[str, Any] = {"uplink": 0, "downlink": 0, "messages": 0}
 
     def answers(self) -> Answers:
@@ -94,10 +96,19 @@ class _Sum:
         self._traffic["downlink"] += sum(transport.size(message) for _, message in messages.values())
         self._traffic["messages"] += len(messages)
         replies = collect(transport.grid, ids, _Threshold(transport.patience, server.threshold))
+        received = 0
         for request, answer in transport.inbox.matched(replies, self._refused):
             self._traffic["messages"] += 1
             with reading(request.client, self._refused):
+                told = names_in(answer) if trains else None
+                if told is not None:
+                    self._names[request.client] = Names.decode(told, transport.arrays(self._order.theta))
+                    continue
+                received += 1
                 server.receive(request.client, unwrap(answer, server.length if trains else None))
+        if len(self._names) > received:
+            raise OtherNames(agreed(self._names))
+        self._refused |= dict.fromkeys(self._names, UNLIKE)
         transport.inbox.forget(self._ask.round_number + 10**9)  # nobody waits for what is masked
 
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fipa.clients.client import Client
+from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import FipaError
 from fipa.federation.basis import follow, mark_of
 from fipa.federation.focus import focus
 from fipa.federation.messages import Curve, Order, Reply
 from fipa.federation.problem import Problem
+from fipa.federation.safety import CURVATURE, TRAINING
 from fipa.federation.site import Site
 from fipa.flower.answer import encode, encode_value
 from fipa.flower.codec import pack, tensors_in
 from fipa.flower.copies import Copies
 from fipa.flower.inbox import NEEDS
 from fipa.flower.masked import SECURE, masked
-from fipa.flower.request import FRAME, KEY, Request, moves_of, question_of
+from fipa.flower.names import HALF, NAMES, Names
+from fipa.flower.request import FRAME, KEY, VERSION, Request, moves_of, question_of
 from fipa.flower.transport import checksum
 from fipa.threads import threads
 
@@ -30,6 +35,10 @@ STORED, MEMORY = "fipa-frame", "fipa-memory-"  # in the client's context: what n
 SITES = 16  # that a process keeps: in a deployment it needs one
 Objective = Callable[[Context], Any]
 SiteOf = Callable[[Context, Request, Mapping[str, Tensor], Mapping[str, Any]], Site]  # with frame and config
+
+
+class Other(Exception):  # noqa: N818
+    """This node's model is not what the server takes it for."""
 
 
 class Lacking(Exception):  # noqa: N818
@@ -44,23 +53,61 @@ def answered(message: Message, context: Context, site_of: SiteOf) -> Message:
 
 
 def _answered(message: Message, context: Context, site_of: SiteOf, config: Mapping[str, Any]) -> Message:
-    request, content = Request.of(message.content), message.content
+    request, content, begun = Request.of(message.content), message.content, time.perf_counter()
     try:
         site = site_of(context, request, _frame(request, content, context), config)
         layout, like = site.problem.layout, site.initial
         basis = _basis(request, content, context, layout.numel) if request.method == Curve.method else None
     except Lacking as lacking:
         return Message(RecordDict({KEY: ConfigRecord({NEEDS: str(lacking)})}), reply_to=message)
+    except Other as other:
+        return Message(told(request, other.args[0]), reply_to=message)
     question = question_of(request, content, layout, like, _memory(request, context), basis)
     clients = (request.client,)
     if isinstance(question, Order):
+        before = getattr(site, "seconds", 0.0)
         (reply,) = site.work(clients, question)
+        if isinstance(site, Clocked) and reply.update.sketch is not None:
+            curvature = site.seconds - before
+            spent = {TRAINING: time.perf_counter() - begun - curvature, CURVATURE: curvature}
+            reply = replace(reply, metrics={**reply.metrics, **spent})
         if SECURE in content:
             return Message(masked(content, context, reply.update.sketch, reply.buffers), reply_to=message)
         _keep(reply, request, context)
         return Message(encode(request, _noted(reply, question, request)), reply_to=message)
     (value,) = getattr(site, request.method)(clients, *question.about(), request.round_number)
     return Message(encode_value(request, value), reply_to=message)
+
+
+class Clocked(Site):
+    """A site that tells how many seconds of curvature it has computed so far."""
+
+    seconds = 0.0
+
+    def _compute(self, *args: Any) -> CurvatureSummary:
+        begun = time.perf_counter()
+        try:
+            return super()._compute(*args)
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+
+def expected(request: Request, names: Names) -> bool:
+    """Whether a client's model is what the server takes it for; an error if that has been settled otherwise."""
+    other = [name for name in request.params if name not in names.trained]
+    if other and request.settled:
+        raise FipaError(
+            f"the server trains {other[0]!r}, which is frozen here, or no parameter: build the same model everywhere, "
+            "or give FIPA(params=...) the names of those that all clients train"
+        )
+    tied = set(names.tied.values()) & set(request.params)
+    return request.settled or not (other or tied or set(names.averaged) - set(request.buffers))
+
+
+def told(request: Request, names: Names) -> RecordDict:
+    """The reply that says what the model is: the server asks again."""
+    head: dict[str, Any] = {"version": VERSION, "round": request.round_number, "client": request.client}
+    return RecordDict({KEY: ConfigRecord({**head, NAMES: names.encode()})})
 
 
 def site_by(objective: Objective) -> SiteOf:
@@ -71,8 +118,11 @@ def site_by(objective: Objective) -> SiteOf:
         key = (context.node_id, request.client, request.seed, request.params, request.frame)
         if key not in kept:
             model, client = unpacked(objective(context))
-            problem = framed(Problem(model, [client], _no_metric), request, frame)
-            kept[key] = Site(problem, request.seed, ids=(request.client,))
+            names = Names.of(model, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
+            if not expected(request, names):
+                raise Other(names)
+            problem = framed(Problem(model, [client], _no_metric), request, frame, names.tied)
+            kept[key] = Clocked(problem, request.seed, ids=(request.client,))
             while len(kept) > SITES:
                 del kept[next(iter(kept))]
         return kept[key]
@@ -80,23 +130,45 @@ def site_by(objective: Objective) -> SiteOf:
     return site_of
 
 
+def evaluated(content: RecordDict, returned: Any) -> RecordDict:
+    """The loss of a whole model on an objective's data, and for classes its accuracy."""
+    model, client = unpacked(returned)
+    (arrays,) = content.array_records.values()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    problem = Problem(model, [client], _no_metric)
+    (loss,) = Site(problem, 0).losses((0,), problem.initial)
+    numbers: dict[str, Any] = {"loss": loss, "num-examples": client.num_examples}
+    if client.loss == "cross_entropy":
+        x, y = client.tensors
+        with torch.no_grad():
+            numbers["accuracy"] = float((model(x).argmax(1) == y).float().mean())
+    return RecordDict({"metrics": MetricRecord(numbers)})
+
+
 def unpacked(returned: Any) -> tuple[nn.Module, Client]:
     """A model and a client from (model, data), (model, data, loss) or (model, Client)."""
     if not (isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], nn.Module)):
         raise FipaError("objective(context) must return (model, data) or (model, data, loss), data as for fipa.sketch")
     model, data = returned[:2]
+    if any(parameter.dtype in HALF for parameter in model.parameters()):
+        model = model.float()  # trained and sketched in single precision: the server adds up in that
     if isinstance(data, Client):
         return model, data
     return model, Client.of(data, returned[2] if len(returned) == 3 else "cross_entropy")
 
 
-def framed(problem: Problem, request: Request, frame: Mapping[str, Tensor]) -> Problem:
-    """The problem of training `request.params`, with all other arrays as the server has them."""
+def framed(
+    problem: Problem, request: Request, frame: Mapping[str, Tensor], tied: Mapping[str, str] = MappingProxyType({})
+) -> Problem:
+    """The problem of training `request.params`, with all other arrays as the server has them.
+
+    `tied` has other names of trained parameters.
+    """
     model, own = problem.model, problem.model.state_dict()
     unknown = [name for name in request.params if name not in own]
     if unknown:
         raise FipaError(f"the server trains {unknown[0]!r}, which is no parameter of this objective's model")
-    rest = {name: tensor for name, tensor in own.items() if name not in (*request.params, *request.buffers)}
+    rest = {name: tensor for name, tensor in own.items() if name not in (*request.params, *request.buffers, *tied)}
     if frame:
         model.load_state_dict(dict(frame), strict=False)
     elif checksum(rest) != request.frame:

@@ -73,6 +73,11 @@ class Run:
         """The model as it is now."""
         return self._cargo.arrays(self.state.theta, self.state.buffers, tuple(self._initial))
 
+    def configure(self, config: ConfigRecord) -> None:
+        """Give the app's train function another config from here on."""
+        self._config = config
+        self._transport.config = dict(config)
+
     def round(self) -> None:
         """One round. If clients say that their model is another than it seemed to be, it begins once more."""
         try:

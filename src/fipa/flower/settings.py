@@ -58,7 +58,7 @@ def main_stage(
     if rule is None and isinstance(local, FullGradient):
         rule = fipa.SharedFIPA()
     elif rule is None:
-        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0)
+        rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0, pull=0.0)
     gradients = isinstance(rule, fipa.SharedFIPA) and isinstance(local, FullGradient)
     if control is None:
         control = ours or gradients
@@ -67,19 +67,43 @@ def main_stage(
     elif control is True:
         control = StepControl(select="best", initial=FLOOR) if newton else StepControl()
         if ours and not newton:
-            control = StepControl(caution=10.0, boldness=0.1, trials=4)
+            control = StepControl(adapt="step", caution=3.0, boldness=1 / 3, trials=4)
     if isinstance(safety, bool):
         safety = Safety() if safety and ours and not newton else None
+    if lr_scale != 1.0 and isinstance(local, GaussNewton | FullGradient):
+        raise FipaError(f"FIPA(lr_scale={lr_scale}): {local!r} clients take one step, without a learning rate")
     given = {name: value for name, value in sketches.items() if value is not None}
-    if given and (plan is not None or not isinstance(plan_for(rule), SketchPlan) or newton):
-        raise FipaError(f"FIPA({next(iter(given))}=...) is for the sketches of apps that train: give plan=... instead")
+    if given and isinstance(rule, fipa.SharedFIPA):
+        raise FipaError(
+            f"FIPA({next(iter(given))}=...) is for sketches, and here clients share a basis: its size is that of the "
+            "rule, FIPA(fipa.SharedFIPA(columns=...), local=...)"
+        )
+    sketched = isinstance(plan_for(rule), SketchPlan) and not newton
+    if given and (plan is not None or not sketched):
+        raise FipaError(
+            f"FIPA({next(iter(given))}=...) is for the sketches of clients that train: give plan=... instead"
+        )
     if safety is not None and "examples" in given:
         safety = replace(safety, share=None)
-    if plan is None and (given or (ours and local is None)):
+    if plan is None and (given or (ours and sketched)):
         labels = given.get("labels", 1) or None
         plan = SketchPlan(given.get("rank", RANK), max_examples=given.get("examples", EXAMPLES), sampled_labels=labels)
     plan = plan_for(rule) if plan is None else plan
     return Stage(rule, local, 1, plan, lr_scale, control=control or None, safety=safety)
+
+
+def warmup_stage(rounds: int, rule: Rule | None, local: LocalRule | None, main: LocalRule | None) -> Stage | None:
+    """The warm-up, if there is one; `main` is how clients train after it."""
+    said = [name for name, value in (("warmup_rule", rule), ("warmup_local", local)) if value is not None]
+    if said and not rounds:
+        raise FipaError(f"FIPA({said[0]}=...) is for a warm-up, and there is none: give warmup_rounds=...")
+    if rounds and main is not None and local is None:
+        raise FipaError(
+            f"FIPA(warmup_rounds={rounds}, local={main!r}): say how these clients train in the warm-up, too, as "
+            "warmup_local=fipa.SGD(lr=0.1, epochs=1)"
+        )
+    first = fipa.FedAvg() if rule is None else rule
+    return Stage(first, local, rounds, plan_for(first)) if rounds else None
 
 
 def whole(value: Any, least: int) -> bool:

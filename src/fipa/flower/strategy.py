@@ -9,13 +9,14 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
+from torch import Tensor
 
-import fipa
-from fipa.aggregation.rule import Rule, plan_for
+from fipa.aggregation.rule import Rule
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
@@ -25,14 +26,14 @@ from fipa.federation.parameters import Seen
 from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.safety import Safety
-from fipa.federation.stage import Control, Stage
+from fipa.federation.stage import Control
 from fipa.flower.answer import Limits, finite_numbers, judgement
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
 from fipa.flower.journal import EVALUATE, TRAIN, Journal
 from fipa.flower.roster import Roster, collect, post
 from fipa.flower.run import Run
-from fipa.flower.settings import check, main_stage, whole
+from fipa.flower.settings import check, main_stage, warmup_stage, whole
 from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
 from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
@@ -49,8 +50,8 @@ class FIPA(FedAvg):
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=1.0)`; with `GaussNewton` `fipa.FIPA(floor=0.01)`, with `FullGradient`
-        `fipa.SharedFIPA()`.
+        Default: `fipa.CompletedFIPA(damping=1.0, pull=0.0)`; with `GaussNewton` `fipa.FIPA(floor=0.01)`, with
+        `FullGradient` `fipa.SharedFIPA()`.
     local
         How clients with an objective train: `fipa.FullGradient()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
@@ -61,7 +62,7 @@ class FIPA(FedAvg):
         than training). Not with Gauss-Newton clients, whose sketches are exact.
     control
         Lets a step be taken only if it lowers the loss: `fipa.StepControl(...)`, True or False. On by default with the
-        default rule: four dampings are tried at most, each ten times as careful as the one before.
+        default rule: four steps are tried at most, each a third as long as the one before.
     validate
         `validate(arrays)` tells the loss of a model on the server. Without it clients do: those with an objective by
         that, others by the app's own `@app.evaluate()` function, which must return a loss.
@@ -71,7 +72,7 @@ class FIPA(FedAvg):
         `fipa.federation.safety.Safety`: the longest step, slower clients after rounds without one, and the share of a
         client's time for curvature. By default on with the default rule; None for none.
     warmup_rounds, warmup_rule, warmup_local
-        So many rounds with that rule, `fipa.FedAvg()`, and that training first.
+        So many rounds with that rule, `fipa.FedAvg()`, and that training first; with `local` it must be given.
     lr_scale
         Factor for the clients' learning rate after the warm-up. The `lr` of `train_config` is multiplied by it, or
         else it is `message.content["config"]["lr-scale"]`. A client that reads neither is refused.
@@ -83,6 +84,7 @@ class FIPA(FedAvg):
     deadline, quorum, grace
         A question is closed after so many seconds if that share of the clients asked has answered, and the others have
         had so many seconds of grace since. Without a deadline it waits for all of them, up to the `timeout` of `start`.
+        Nodes that died are waited for, and asked anew, where there is no quorum without them: all with `quorum=1.0`.
     late
         A late answer counts in a later round, with the sketch it was made with, and its weight times this to the
         power of its age in rounds; None for not at all.
@@ -147,13 +149,15 @@ class FIPA(FedAvg):
         check_precision(precision)
         check(locals())
         replaced = [name for name in OURS if getattr(type(self), name) is not getattr(FIPA, name)]
-        if replaced:
-            raise FipaError(f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own")
+        if replaced and type(self).start is FIPA.start:
+            raise FipaError(
+                f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own, unless "
+                "`start` is your own, too, and calls it"
+            )
         sketches = {"rank": rank, "labels": labels, "examples": examples}
         self._main = main_stage(rule, local, plan, control, safety, lr_scale, sketches)
         self.rule = self._main.rule
-        first = fipa.FedAvg() if warmup_rule is None else warmup_rule
-        self._warmup = Stage(first, warmup_local, warmup_rounds, plan_for(first)) if warmup_rounds else None
+        self._warmup = warmup_stage(warmup_rounds, warmup_rule, warmup_local, local)
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
         self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
         self.limits, self._validate, self._loss_name = limits or Limits(), validate, loss_name
@@ -164,6 +168,7 @@ class FIPA(FedAvg):
         self.journal = Journal()
         self._roster = Roster()
         self._run: Run | None = None  # of a subclass with a loop of its own
+        self._model: dict[str, Tensor] = {}  # that this loop was given
 
     @property
     def records(self) -> list[RoundRecord]:
@@ -212,9 +217,18 @@ class FIPA(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """For a `start` of your own that is written after Flower's: all of a round, which leaves no message to send."""
+        """For a `start` of your own that is written after Flower's: all of a round, which leaves no message to send.
+
+        The config may change from round to round. The arrays may not: they are what the last round has come to.
+        """
         if self._run is None:
             self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), 10**9, self.patience, config)
+        elif any(not torch.equal(one, self._model[name]) for name, one in arrays.to_torch_state_dict().items()):
+            raise FipaError(
+                f"round {server_round}: configure_train was given other arrays than aggregate_train returned last: the "
+                "model changes in FIPA's rounds only"
+            )
+        self._run.configure(config)
         self._run.round()
         self._run.close()
         return []
@@ -225,7 +239,9 @@ class FIPA(FedAvg):
         """What `configure_train` has come to."""
         if self._run is None:
             raise FipaError("FIPA.aggregate_train comes after configure_train: call super().start(...), or both")
-        return self._run.arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
+        arrays = self._run.arrays
+        self._model = dict(arrays.to_torch_state_dict())
+        return arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
 
     def transport(
         self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,

@@ -21,10 +21,12 @@ from fipa.flower.codec import Precision, nbytes, pack
 from fipa.flower.inbox import Inbox, Post
 from fipa.flower.names import HALF, Names, agreed
 from fipa.flower.request import FIPA_ACTION, FRAME, JUDGE, KEY, Asked, Request, curve_of, settings_of, tensors_of
-from fipa.flower.roster import Roster, collect, post
+from fipa.flower.roster import PAUSE, Roster, collect, post
 from fipa.flower.watch import RATES, SCALE
 from fipa.layout import Layout
 
+AGAIN = 10  # times that a question is asked anew of a node that died with it
+UNLIKE = "is of a model with other parameters than most clients have"
 Validate = Callable[[ArrayRecord], float]
 
 
@@ -37,7 +39,7 @@ class Patience:
     deadline
         Seconds after which a question is closed if the quorum has answered; None waits for all, up to `timeout`.
     quorum
-        Share of those asked whose answers are enough.
+        Share of those asked whose answers are enough. Without them, nodes that died are waited for, and asked anew.
     grace
         Seconds that the others still have when a quorum is there after the deadline.
     timeout
@@ -175,7 +177,7 @@ class FlowerTransport:
         self.roster = roster or Roster()
         self.inbox = Inbox()
         self.seed, self._precision, self._limits = seed, precision, limits or Limits()
-        self._config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
+        self.config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
         self._validate, self._loss_name, self._strict = validate, loss_name, strict
         self.settled = settled
         self._apps_train = False  # by functions of their own, and are judges by another
@@ -209,15 +211,15 @@ class FlowerTransport:
         begun = time.perf_counter()
         post = self._collect(ask, ids)
         downlink = sum(self.size(message) for _, message in messages.values())
-        if post.lacking:
-            again = {client: self.message(ask, client, framed=True) for client in sorted(post.lacking)}
-            more = self._collect(ask, self.send(again))
-            post = _joined(post, more)
+        sent, times = len(messages), 0
+        while clients := post.lacking if times == 0 and post.lacking else self._back(ask, post, begun, times):
+            again = {client: self.message(ask, client, framed=True) for client in sorted(clients)}
+            post = _joined(post, self._collect(ask, self.send(again)))
             downlink += sum(self.size(message) for _, message in again.values())
-            messages = {**messages, **again}
+            sent, times = sent + len(again), times + 1
         if len(post.names) > len(post.values):
             raise OtherNames(agreed(post.names))
-        post.refused |= dict.fromkeys(post.names, "is of a model with other parameters than most clients have")
+        post.refused |= dict.fromkeys(post.names, UNLIKE)
         self.inbox.forget(ask.round_number)
         for client in ask.clients:
             self.roster.heard(self._nodes[client], client in post.values)
@@ -231,9 +233,25 @@ class FlowerTransport:
             self.patience.enough(len(post.values), len(ask.clients)),
             post.uplink,
             downlink,
-            len(messages) + post.received,
+            sent + post.received,
             time.perf_counter() - begun,
         )
+
+    def _back(self, ask: Ask, post: Post, begun: float, times: int) -> list[int]:
+        """Clients whose nodes died with the question, and are back, as long as there is no quorum without them."""
+        while (
+            post.gone
+            and not self.patience.enough(len(post.values), len(ask.clients))
+            and times < AGAIN
+            and time.perf_counter() - begun < self.patience.timeout
+        ):
+            present = self.roster.present(self.grid, self.patience.least)
+            back = [client for client in post.gone if client in present]
+            self._nodes |= {client: present[client] for client in back}
+            if back:
+                return back
+            time.sleep(PAUSE)
+        return []
 
     def _collect(self, ask: Ask, ids: Sequence[str]) -> Post:
         """Replies to these messages; with an order also late ones to earlier orders."""
@@ -242,9 +260,13 @@ class FlowerTransport:
         replies = collect(self.grid, ids, self.patience, [name for name in waiting if name not in ids])
         shapes = {name: tuple(tensor.shape) for name, tensor in self.cargo.buffers.items()}
         expected = Expected(self.cargo.layout, question.theta, shapes, self._limits, self._loss_name)
-        arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(question.theta)}
-        arrays |= {name: arrays[own] for name, own in self.cargo.tied.items()}
+        arrays = self.arrays(question.theta)
         return self.inbox.open(replies, self._method(question), ask.round_number, expected, arrays)
+
+    def arrays(self, theta: Tensor) -> dict[str, Tensor]:
+        """Those that a client's names may be of."""
+        arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(theta)}
+        return arrays | {name: arrays[own] for name, own in self.cargo.tied.items()}
 
     def _method(self, question: Asked) -> str:
         return JUDGE if isinstance(question, Loss) and self._apps_train else question.method
@@ -269,7 +291,7 @@ class FlowerTransport:
         """A question to one client, as it travels; `framed` with all that the client may lack."""
         question: Any = ask.question
         request = self._request(ask.round_number, client, question, framed)
-        config = scaled(self._config, request.lr_scale) | {"server-round": ask.round_number}
+        config = scaled(self.config, request.lr_scale) | {"server-round": ask.round_number}
         records: dict[str, Any] = {KEY: request.record(), "config": ConfigRecord(config)}
         node = self._nodes[client]
         if isinstance(question, Order) and question.local is None:  # the app trains, and takes a whole model
@@ -306,11 +328,15 @@ def scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _joined(first: Post, second: Post) -> Post:
+    values = dict(sorted({**first.values, **second.values}.items()))
+    refused = {**first.refused, **second.refused}
+    refused |= dict.fromkeys(second.lacking, "lacks arrays that it was sent")
     return Post(
-        dict(sorted({**first.values, **second.values}.items())),
+        values,
         first.late + second.late,
-        {**first.refused, **second.refused, **dict.fromkeys(second.lacking, "lacks arrays that it was sent")},
+        {client: reason for client, reason in refused.items() if client not in values},
         [],
+        [client for client in {*first.gone, *second.gone} if client not in values],
         {**first.names, **second.names},
         first.uplink + second.uplink,
         first.received + second.received,

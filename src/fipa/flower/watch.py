@@ -1,4 +1,4 @@
-"""What happens around an app's own train function: how long it takes, and whether it read its learning rate."""
+"""What happens around an app's own functions: what stands in for them, how long they take, and what they read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from fipa.flower.request import KEY
 
 RATES = ("lr", "learning-rate", "learning_rate")  # of a train config: the server scales them
 SCALE = "lr-scale"
+DEFAULT = "default"  # Flower's name for functions without one
+Function = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Function], Message]
 
 
 class Watched(ConfigRecord):
@@ -53,7 +56,44 @@ class Training:
 current: ContextVar[Training | None] = ContextVar("current", default=None)
 
 
-def watched(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+def replaceable(register: Callable[..., Any], stand_in: Function, mods: tuple[Mod, ...] = ()) -> Callable[..., Any]:
+    """Register a function by an app's `train` or `evaluate`; what comes back is to take that method's place.
+
+    The app's own function, if it registers one later, replaces it, and runs within these mods.
+    """
+    own = [stand_in]
+
+    def standing(message: Message, context: Context) -> Message:
+        return own[-1](message, context)
+
+    def registering(action: str = DEFAULT, *, mods: list[Mod] | None = None) -> Callable[[Function], Function]:
+        def decorator(function: Function) -> Function:
+            if action != DEFAULT or not stands:
+                return register(action, mods=[*first, *(mods or [])])(function)
+            if len(own) > 1:
+                raise ValueError(f"two functions are registered with @app.{register.__name__}()")
+            own.append(_within([*first, *(mods or [])], function))
+            return function
+
+        return decorator
+
+    first, stands = mods, True
+    try:
+        register()(standing)
+    except ValueError:  # the app came with a function of its own
+        stands = False
+    return registering
+
+
+def _within(mods: list[Mod], function: Function) -> Function:
+    """A function within mods, the first of them outermost."""
+    if not mods:
+        return function
+    inner = _within(mods[1:], function)
+    return lambda message, context: mods[0](message, context, inner)
+
+
+def watched(message: Message, context: Context, call_next: Function) -> Message:
     """A mod of Flower's for train functions."""
     if KEY not in message.content:
         return call_next(message, context)
