@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from logging import INFO
 from typing import TYPE_CHECKING
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -46,6 +47,7 @@ class Run:
         self._strategy, self._grid, self._initial, self._last = strategy, grid, initial, last
         self._patience, self._config, self._evaluate_config = patience, config, evaluate_config or ConfigRecord()
         self._journal, (self._fixed, self._free) = strategy.journal, strategy.settings()
+        self._begun = False
         self._coordinator = Coordinator(strategy.arm(last), strategy.seed, survives=True)
         loaded = strategy.checkpoints.load()
         if loaded is None:
@@ -73,10 +75,19 @@ class Run:
         """The model as it is now."""
         return self._cargo.arrays(self.state.theta, self.state.buffers, tuple(self._initial))
 
-    def configure(self, config: ConfigRecord) -> None:
-        """Give the app's train function another config from here on."""
+    def alone(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """One round for a loop that is not ours, which may change the config, but not the model."""
+        now = self.arrays.to_torch_state_dict()
+        other = any(not torch.equal(one, now[name]) for name, one in arrays.to_torch_state_dict().items())
+        if other and self._begun:  # the first round is that of a checkpoint, if there is one
+            raise FipaError(
+                f"round {self.state.round_number + 1}: configure_train was given other arrays than aggregate_train "
+                "returned last: the model changes in FIPA's rounds only"
+            )
         self._config = config
-        self._transport.config = dict(config)
+        self._transport.config, self._begun = dict(config), True
+        self.round()
+        self.close()
 
     def round(self) -> None:
         """One round. If clients say that their model is another than it seemed to be, it begins once more."""

@@ -15,6 +15,7 @@ from fipa.clients.rule import LocalRule
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
+from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.safety import Safety
 from fipa.federation.stage import Control, Stage
@@ -104,6 +105,18 @@ def warmup_stage(rounds: int, rule: Rule | None, local: LocalRule | None, main: 
         )
     first = fipa.FedAvg() if rule is None else rule
     return Stage(first, local, rounds, plan_for(first)) if rounds else None
+
+
+def settings_of(arm: Arm) -> tuple[dict[str, str], dict[str, str]]:
+    """What of an arm must not change between a checkpoint and its use, and what may."""
+    fixed = {}
+    for i, stage in enumerate(arm.stages):
+        fixed[f"rule of stage {i}"] = type(stage.rule).__name__
+        fixed[f"local rule of stage {i}"] = type(stage.local).__name__
+        if stage is not arm.stages[-1]:
+            fixed[f"rounds of stage {i}"] = repr(stage.rounds)
+    free = {f"stage {i}": repr(stage) for i, stage in enumerate(arm.stages)}
+    return fixed, free | {"participation": repr(arm.participation)}
 
 
 def whole(value: Any, least: int) -> bool:

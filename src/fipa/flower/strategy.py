@@ -9,12 +9,10 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from torch import Tensor
 
 from fipa.aggregation.rule import Rule
 from fipa.clients.rule import LocalRule
@@ -33,7 +31,7 @@ from fipa.flower.codec import Precision, check_precision
 from fipa.flower.journal import EVALUATE, TRAIN, Journal
 from fipa.flower.roster import Roster, collect, post
 from fipa.flower.run import Run
-from fipa.flower.settings import check, main_stage, warmup_stage, whole
+from fipa.flower.settings import check, main_stage, settings_of, warmup_stage, whole
 from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
 from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
@@ -168,7 +166,6 @@ class FIPA(FedAvg):
         self.journal = Journal()
         self._roster = Roster()
         self._run: Run | None = None  # of a subclass with a loop of its own
-        self._model: dict[str, Tensor] = {}  # that this loop was given
 
     @property
     def records(self) -> list[RoundRecord]:
@@ -223,14 +220,7 @@ class FIPA(FedAvg):
         """
         if self._run is None:
             self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), 10**9, self.patience, config)
-        elif any(not torch.equal(one, self._model[name]) for name, one in arrays.to_torch_state_dict().items()):
-            raise FipaError(
-                f"round {server_round}: configure_train was given other arrays than aggregate_train returned last: the "
-                "model changes in FIPA's rounds only"
-            )
-        self._run.configure(config)
-        self._run.round()
-        self._run.close()
+        self._run.alone(arrays, config)
         return []
 
     def aggregate_train(
@@ -239,9 +229,7 @@ class FIPA(FedAvg):
         """What `configure_train` has come to."""
         if self._run is None:
             raise FipaError("FIPA.aggregate_train comes after configure_train: call super().start(...), or both")
-        arrays = self._run.arrays
-        self._model = dict(arrays.to_torch_state_dict())
-        return arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
+        return self._run.arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
 
     def transport(
         self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,
@@ -288,12 +276,6 @@ class FIPA(FedAvg):
 
     def settings(self) -> tuple[dict[str, str], dict[str, str]]:
         """What must not change between a checkpoint and its use, and what may."""
-        arm = self.arm(10**9)
-        fixed = {"seed": repr(self.seed), "params": repr(self.params)}
-        for i, stage in enumerate(arm.stages):
-            fixed[f"rule of stage {i}"] = type(stage.rule).__name__
-            fixed[f"local rule of stage {i}"] = type(stage.local).__name__
-            if stage is not arm.stages[-1]:
-                fixed[f"rounds of stage {i}"] = repr(stage.rounds)
-        free = {f"stage {i}": repr(stage) for i, stage in enumerate(arm.stages)}
-        return fixed, free | {"participation": repr(arm.participation), "precision": repr(self.precision)}
+        fixed, free = settings_of(self.arm(10**9))
+        fixed |= {"seed": repr(self.seed), "params": repr(self.params)}
+        return fixed, free | {"precision": repr(self.precision)}
