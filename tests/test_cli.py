@@ -78,8 +78,9 @@ def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
     else:
         more = [f"arms.{i}.local={{name='adam', steps=2}}" for i, _ in arms]
         more += [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
-    settings = options([*small(name), *more])
     shown = name in SHOWN
+    more += [] if shown else ["engine.group=1"]  # without tracing, which takes longer than two rounds
+    settings = options([*small(name), *more])
     done = fipa("run", name, *settings, "--rounds", 2, "--out", tmp_path / "run", "--json", report=shown)
     assert done.code == 0, done.err
     content = results(tmp_path / "run")
