@@ -15,8 +15,6 @@ from fipa.flower.experiment import run
 from flower.test_apps import module, turned
 from flower.test_experiment import ARMS, engine
 
-ray = pytest.importorskip("ray")
-
 IMPORT = "from fipa.flower.experiment import client_app\n"
 CASES = ("step control", "scaffold", "moon", "adaptive", "head only")
 
@@ -36,6 +34,7 @@ FOUR = {
 
 
 def simulate(server: ServerApp, client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
     from flwr.simulation import run_simulation
 
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
