@@ -48,7 +48,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> fipa.Results:
         "A": {"rule": fipa.FedAvg(), "local": LOCAL, "rounds": 3},
         "B": {"rule": fipa.FIPA(damping=0.1), "local": {"name": "gauss-newton"}, "evaluate_every": 2, "average": 0},
     }
-    return quietly(problem, arms=arms, seeds=[3, 5], set={"rounds": 4}, out=tmp_path_factory.mktemp("api") / "run")
+    return quietly(
+        problem,
+        arms=arms,
+        seeds=[3, 5],
+        set={"rounds": 4, "engine.group": 1},
+        out=tmp_path_factory.mktemp("api") / "run",
+    )
 
 
 @pytest.mark.long

@@ -61,6 +61,7 @@ def frozen() -> nn.Module:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_server_ends_with_the_same_parameters(seed: int, tmp_path: Path) -> None:
     """In the middle of rounds, of trials, and before the first round is done; with clients that freeze something."""
