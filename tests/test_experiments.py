@@ -27,10 +27,9 @@ def curves(tmp_path, name, arms, *overrides):
 
 
 @pytest.mark.convergence
-@pytest.mark.parametrize(("name", "rounds"), [("fit-sin2", 40), ("fit-sin4", 60)])
-def test_controlled_fipa_reaches_1e_5(tmp_path, name, rounds):
+def test_controlled_fipa_reaches_1e_5(tmp_path):
     arm = "FIPA controlled, low rank"
-    curve = curves(tmp_path, name, [arm], f"arms.{arm}.rounds={rounds}", f"rounds={rounds}")[arm]
+    curve = curves(tmp_path, "fit-sin2", [arm], f"arms.{arm}.rounds=40", "rounds=40")[arm]
     assert curve["metric"][-1] <= 1e-5
     assert curve["loss"] == sorted(curve["loss"], reverse=True)  # it never lets the clients' loss rise
 
