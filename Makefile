@@ -6,9 +6,10 @@ READY  := $(VENV)/.ready-
 SUDO   := $(shell command -v sudo)
 
 SLOW   := browser or simulation or deployment or convergence or long
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+# bytecode is kept even where Python is told not to: the tests start many processes that import the package
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: help demo test test-fast bench browser lint format clean
+.PHONY: help demo test test-fast bench browser lint format clean all-tests
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
 
@@ -21,7 +22,10 @@ $(READY)%: pyproject.toml constraints.txt
 demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under a minute
 	$(BIN)/fipa run demo --out runs/demo --force
 
-test: lint browser    ## all tests, lint and types
+test: $(READY)dev browser  ## all tests, lint and types
+	@$(MAKE) --no-print-directory -j 2 all-tests lint
+
+all-tests: $(READY)dev
 	$(PYTEST)
 
 test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs, under 90 seconds

@@ -16,7 +16,7 @@ GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all t
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
 _ALWAYS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=25, **_ALWAYS)
+settings.register_profile("quick", max_examples=15, **_ALWAYS)
 settings.register_profile("thorough", max_examples=500, **_ALWAYS)
 settings.load_profile("quick")
 

@@ -94,6 +94,7 @@ def test_guide_snippets_run():
     assert fipa.aggregate(torch.zeros(2), updates, names["coordinate_median"]).theta.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.long
 def test_a_federation_round_by_round(capsys):
     names: dict = {}
     exec(blocks("docs/guide.md")[-1], names)

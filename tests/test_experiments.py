@@ -27,10 +27,9 @@ def curves(tmp_path, name, arms, *overrides):
 
 
 @pytest.mark.convergence
-@pytest.mark.parametrize(("name", "rounds"), [("fit-sin2", 40), ("fit-sin4", 60)])
-def test_controlled_fipa_reaches_1e_5(tmp_path, name, rounds):
+def test_controlled_fipa_reaches_1e_5(tmp_path):
     arm = "FIPA controlled, low rank"
-    curve = curves(tmp_path, name, [arm], f"arms.{arm}.rounds={rounds}", f"rounds={rounds}")[arm]
+    curve = curves(tmp_path, "fit-sin2", [arm], f"arms.{arm}.rounds=40", "rounds=40")[arm]
     assert curve["metric"][-1] <= 1e-5
     assert curve["loss"] == sorted(curve["loss"], reverse=True)  # it never lets the clients' loss rise
 
@@ -77,15 +76,13 @@ def test_the_documented_toml_runs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "settings"),
     [
-        ("pde-allen-cahn", 1e-4, ["rounds=20"]),
         ("pde-bratu", 1e-4, ["rounds=20"]),
-        ("pde-fisher", 1e-4, ["rounds=30"]),
-        ("poisson-1d", 1e-4, ["rounds=20"]),
         ("poisson-2d", 1e-3, ["rounds=25", "problem.points={interior=300, boundary=40, test=500}"]),
         ("pde-inverse", 1e-3, ["rounds=15", "problem.noise=0"]),
     ],
 )
 def test_accelerated_fipa_solves_equations(tmp_path, name, error, settings):
+    """One of each family: `problems/` holds every equation against sympy."""
     arm = "FIPA accelerated, low rank"
     curve = curves(tmp_path, name, [arm], *settings)[arm]
     assert curve["metric"][-1] <= error

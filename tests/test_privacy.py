@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 from fipa.config.load import tomllib, validate
 from fipa.errors import FipaError
@@ -29,6 +28,8 @@ def test_full_participation_as_by_hand(z: float, rounds: int, delta: float) -> N
 @pytest.mark.parametrize(("z", "delta"), [(1.0, 1e-5), (2.0, 1e-3)])
 def test_never_below_the_truth(z: float, delta: float) -> None:
     """Of one Gaussian mechanism the exact curve is known (Balle and Wang, 2018)."""
+    from scipy.stats import norm  # which takes a second to import
+
     e = epsilon(z, 1.0, 1, delta)
     exact = norm.cdf(1 / (2 * z) - e * z) - math.exp(e) * norm.cdf(-1 / (2 * z) - e * z)
     assert 0 < exact <= delta

@@ -34,6 +34,9 @@ name = "sine"
 samples = 20
 hidden = [4]
 grid = 16
+
+[engine]
+group = 1  # several clients at once are traced first, which takes longer than all rounds of these
 """
 
 ONE_ARM = f"""\

@@ -32,6 +32,7 @@ from fipa.clients.moon import Moon
 from fipa.clients.registry import register as register_local_rule
 from fipa.clients.rule import LocalRule
 from fipa.clients.scaffold import Scaffold
+from fipa.compiler import postpone
 from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, additive_statistics, pool, random_test_matrix
 from fipa.curvature.basis import BasisCurvature, BasisPlan, basis_curvature
 from fipa.curvature.covariance import CovariancePlan, InputCovariance, input_covariance
@@ -55,6 +56,7 @@ from fipa.layout import Layout, parameters_of
 from fipa.results import Results
 
 __version__ = "0.6.0"
+postpone()
 
 __all__ = [
     "FIPA",

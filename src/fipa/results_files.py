@@ -19,7 +19,7 @@ from fipa.config.schema import dump
 from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
 from fipa.federation.record import SERIES
 from fipa.federation.storage import Saved, write_json
-from fipa.kernels.small_cnn import loops
+from fipa.kernels.small_cnn import COMPILED
 from fipa.report.files import FORMAT
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _header(run: Run, problem: Problem) -> dict[str, Any]:
         "machine": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "small CNNs by": "torch" if loops is None else "numba",  # which changes the last bits
+            "small CNNs by": "numba" if COMPILED else "torch",  # which changes the last bits
             "cpu": _processor(),
             "threads": experiment.engine.threads,
             "workers": experiment.engine.workers,

@@ -6,7 +6,6 @@ matrix is 2 / C of ours.
 
 import pytest
 import torch
-from curvlinops import GGNLinearOperator
 from torch import nn
 
 from curvature.cases import CLASSES, ROUTES, dense, eye, model_and_inputs, operator_of
@@ -17,7 +16,10 @@ LOSSES = {"mse": (nn.MSELoss, CLASSES / 2), "cross_entropy": (nn.CrossEntropyLos
 @pytest.mark.parametrize("route", ["rows", "streamed", "matrix_free"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "tied", "normed"])
+@pytest.mark.xdist_group("curvlinops")  # so that one process imports it
 def test_same_matrix(name, loss, route):
+    from curvlinops import GGNLinearOperator
+
     model, x = model_and_inputs(name)
     criterion, factor = LOSSES[loss]
     y = torch.arange(len(x)) % CLASSES if loss == "cross_entropy" else torch.zeros(len(x), CLASSES).double()

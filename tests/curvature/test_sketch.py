@@ -409,6 +409,7 @@ def test_adaptive_rank_without_a_maximum(large, rank, route):
     torch.testing.assert_close(found.eigenvalues[:both], exact.eigenvalues[:both], rtol=1e-2, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [TraceShare(0.9), RelativeThreshold(1e-3)], ids=repr)
 def test_adaptive_rank_beyond_the_first_guess(large, rank, monkeypatch):
     # a first guess of 2 must be doubled until the rule is content

@@ -222,7 +222,7 @@ def test_exact_refuses_what_is_too_large(monkeypatch):
 @pytest.mark.parametrize("route", ["rows", "matrix_free"])
 @pytest.mark.parametrize("wide", [True, False], ids=["more parameters", "more rows"])
 def test_exact_makes_nothing_of_the_size_of_the_rows(wide, route):
-    inputs, hidden, examples = (50, 200, 128) if wide else (10, 40, 2500)
+    inputs, hidden, examples = (30, 92, 113) if wide else (10, 30, 800)
     model = make(lambda: nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 4)))
     x = randn(examples, inputs)
     A = operator_of(model, x, "mse", route="rows").matrix

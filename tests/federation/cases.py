@@ -126,9 +126,12 @@ def run(
     state: State | None = None,
     **settings: Any,
 ) -> Rounds:
-    """All rounds of an arm, or of one that consists of a single stage; records as JSON has them."""
+    """All rounds of an arm, or of one that consists of a single stage; records as JSON has them.
+
+    Clients of a stage are trained one by one: to trace several at once takes longer than all rounds of most tests.
+    """
     if isinstance(arm, Stage):
-        arm = Arm("arm", (arm,), **settings)
+        arm = Arm("arm", (arm,), **{"group": 1} | settings)
     with Executor(factory) as executor:
         federation = Federation(arm, seed, executor)
         return [(after, record.plain()) for after, record in federation.rounds(state or federation.start())]

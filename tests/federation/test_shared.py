@@ -207,6 +207,7 @@ def test_parameters_that_are_all_zero_have_a_radius() -> None:
     assert rounds[-1][1]["loss"] < rounds[0][1]["loss"]
 
 
+@pytest.mark.long
 def test_a_run_that_has_converged_stays_alive() -> None:
     rounds = run(shared(rounds=200, control=TrustRegion()))
     np.testing.assert_allclose(rounds[-1][0].theta.numpy(), optimum(), rtol=1e-4, atol=1e-4)

@@ -42,7 +42,7 @@ hang = ""
 broken = false
 """
 
-# node k adds k; if told so, node 1 says in a file that it has begun with round 2, and does not end
+# node k adds k + 1; if told so, node 1 says in a file that it has begun with round 2, and does not end
 CLIENT = """\
 import time
 from pathlib import Path
@@ -60,7 +60,7 @@ def train(message, context):
         Path(hang).touch()
         time.sleep(1000)
     theta = message.content["arrays"]["theta"].numpy()
-    return Message(RecordDict({"arrays": ArrayRecord({"theta": Array(theta + node)})}), reply_to=message)
+    return Message(RecordDict({"arrays": ArrayRecord({"theta": Array(theta + node + 1)})}), reply_to=message)
 """
 
 # takes the mean over nodes; after the first round it goes on two seconds after all replies but one are there
@@ -134,28 +134,10 @@ def wait_until(condition: Any, seconds: float = 300.0) -> None:
 
 
 @pytest.mark.deployment
-def test_a_run_over_three_nodes_outlives_a_node_that_is_killed_in_a_round(app: Path, tmp_path: Path) -> None:
+def test_a_run_outlives_a_killed_node_and_strangers_and_broken_apps_are_refused(app: Path, tmp_path: Path) -> None:
+    """One deployment, since starting it takes long."""
     began = tmp_path / "began"
-    with Deployment(nodes=3) as deployment:
-        config = {"nodes": 3, "rounds": 2, "hang": str(began)}
-        run = deployment.submit(app, config)
-        wait_until(began.exists)
-        deployment.kill_node(1)
-        assert not [line for line in left(deployment.folder) if "partition-id=1" in line]
-        log = deployment.wait(run, timeout=300)
-        assert deployment.exit_code(1) == -signal.SIGKILL
-        assert deployment.exit_code(0, timeout=0) is None
-        assert len(left(deployment.folder)) >= 5  # so that the same question below is not void
-    first, second = rounds(log)
-    assert first == {"replies": 3, "theta": [1.0, 1.0, 1.0]}
-    assert second == {"replies": 2, "theta": [2.0, 2.0, 2.0]}
-    assert left(deployment.folder) == []
-    assert not deployment.folder.exists()
-
-
-@pytest.mark.deployment
-def test_strangers_and_broken_apps_are_refused_and_a_killed_node_is_started_again(app: Path) -> None:
-    with Deployment(nodes=1) as deployment:
+    with Deployment(nodes=2) as deployment:
         with pytest.raises(FipaError, match=r"'rounds' is \[1\]: Flower takes booleans, numbers and strings"):
             deployment.submit(app, {"rounds": [1]})
         with pytest.raises(FipaError, match="Invalid run configuration"):
@@ -164,17 +146,29 @@ def test_strangers_and_broken_apps_are_refused_and_a_killed_node_is_started_agai
             deployment.kill_node(5)
         with pytest.raises(FipaError, match="node-0 is running already"):
             deployment.start_node(0)
-        with pytest.raises(FipaError, match="no node 1 to start again: they go from 0 to 0"):
-            deployment.start_node(1)
+        with pytest.raises(FipaError, match="no node 2 to start again: they go from 0 to 1"):
+            deployment.start_node(2)
         deployment.start_node(7, registered=False)
         with pytest.raises(FipaError, match=r"(?s)finished:failed.*RuntimeError: broken on purpose"):
             deployment.run(app, {"broken": True}, timeout=300)
         assert deployment.exit_code(7) == 1
         assert "Exit Code: 305" in deployment.log("node-7")
-        deployment.kill_node(0)
-        deployment.start_node(0)
+
+        run = deployment.submit(app, {"nodes": 2, "rounds": 2, "hang": str(began)})
+        wait_until(began.exists)
+        deployment.kill_node(1)
+        assert not [line for line in left(deployment.folder) if "partition-id=1" in line]
+        log = deployment.wait(run, timeout=300)
+        assert deployment.exit_code(1) == -signal.SIGKILL
         assert deployment.exit_code(0, timeout=0) is None
+        deployment.start_node(1)
+        assert deployment.exit_code(1, timeout=0) is None
+        assert len(left(deployment.folder)) >= 5  # so that the same question below is not void
+    first, second = rounds(log)
+    assert first == {"replies": 2, "theta": [1.5, 1.5, 1.5]}
+    assert second == {"replies": 1, "theta": [2.5, 2.5, 2.5]}
     assert left(deployment.folder) == []
+    assert not deployment.folder.exists()
 
 
 @pytest.mark.deployment

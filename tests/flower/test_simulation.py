@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fipa.federation.parameters import load_theta
-from fipa.flower.experiment import client_app, run
+from fipa.flower.experiment import run
 from flower.test_apps import module, turned
 from flower.test_experiment import ARMS, engine
 
-ray = pytest.importorskip("ray")
-
-
+IMPORT = "from fipa.flower.experiment import client_app\n"
 CASES = ("step control", "scaffold", "moon", "adaptive", "head only")
 
 
 def several(grid: Grid, folder: Path) -> None:
-    """One arm after the other: starting Ray takes longer than any of them."""
+    """One arm after the other."""
     for case in CASES:
         name, arm, overrides, _ = ARMS[case]
         settings = {"fraction_train": 1.0, "min_available_nodes": 4, "output": folder / f"{case}.safetensors"}
@@ -35,6 +34,7 @@ FOUR = {
 
 
 def simulate(server: ServerApp, client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
     from flwr.simulation import run_simulation
 
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
@@ -52,23 +52,25 @@ def simulate(server: ServerApp, client: Any, folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.simulation
-def test_an_app_of_a_user_in_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quickstart with dict batches, turned into a FIPA app."""
+def test_an_app_of_a_user_and_experiments_in_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickstart with dict batches, turned into a FIPA app; then experiments, which its nodes answer as well.
+
+    One simulation, since starting Ray takes long.
+    """
+    source = turned("quickstart").replace("client(ClientApp())", "client_app()")
     settings = {"examples": 20, "min_available_nodes": 4}
-    app, server, found = module(turned("quickstart"), settings), ServerApp(), {}
-    server.main()(lambda grid, context: found.update(result=app.server(grid)))
+    app, server, found = module(f"{IMPORT}{source}", settings), ServerApp(), {}
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        found["result"] = app.server(grid)
+        several(grid, tmp_path)
+
     simulate(server, app.app, tmp_path, monkeypatch)
     train = found["result"].train_metrics_clientapp
     assert sum(train[k]["refused"] for k in train) == 0
     assert train[3]["loss-after"] < train[1]["loss"]
     assert [train[k]["clients"] for k in train] == [4, 4, 4]
-
-
-@pytest.mark.simulation
-def test_simulation_equals_one_process_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ServerApp()
-    server.main()(lambda grid, context: several(grid, tmp_path))
-    simulate(server, client_app(), tmp_path, monkeypatch)
     for case in CASES:
         name, arm, overrides, _ = ARMS[case]
         expected, _ = engine(name, arm, [*overrides, *FOUR.get(case, ())], tmp_path / case)

@@ -201,7 +201,7 @@ def test_all_parameters_or_none() -> None:
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fipa.kernels.small_cnn.loops", None)
+    monkeypatch.setattr("fipa.kernels.small_cnn.COMPILED", False)
     model = network([4], [True], (1, 4, 4))
     assert small(model)[0] is None
 

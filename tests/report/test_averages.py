@@ -120,6 +120,7 @@ def test_figures_draw_them_thin_in_the_colour_of_the_arm(run: Path) -> None:
     assert legend == ["FedAvg", "FIPA", "old", "mean of the last 10 models"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_takes_them(layout: str, tmp_path: Path) -> None:
     path = write(tmp_path, content(figure=layout))

@@ -125,6 +125,7 @@ def without_target(name):
     return {name: example.pde_views()[name] | {"target": None}}
 
 
+@pytest.mark.long
 def test_curves_without_a_target_have_no_errors(tmp_path):
     _, _, solution = pde("pde1d", **without_target("curves"))
     assert [line.get_label() for line in solution.lines] == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
@@ -163,6 +164,7 @@ def test_models_that_were_not_kept_have_no_map():
     assert "error of FedAvg" in [place.get_title() for place in pde("pde2d", maps=view)]
 
 
+@pytest.mark.long
 def test_measured_slope_and_exponent_stand_in_the_legend(tmp_path):
     arms = {
         "GN": {"0": example.record([0.25, 0.125, 0.0625])},
@@ -186,11 +188,13 @@ def test_hostile_names_null_metrics_and_nothing_optional(tmp_path, layout):
     assert layout != "unknown" or "uplink of all clients, MiB, log scale" in found  # drawn as the generic one
 
 
+@pytest.mark.long
 def test_the_same_run_gives_the_same_file(tmp_path):
     first = draw(tmp_path / "a", example.full(rounds=5))[0].read_bytes()
     assert draw(tmp_path / "b", example.full(rounds=5))[0].read_bytes() == first
 
 
+@pytest.mark.long
 def test_a_long_legend_stays_inside(tmp_path):
     arms = {f"an arm with quite a long name, number {k}": {"0": example.record([0.4, 0.2])} for k in range(8)}
     run = example.write(tmp_path / "run", example.results(arms, figure="fit1d"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,14 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fipa.layout import Layout
 
-try:
-    from fipa.kernels import loops as _loops
-except ModuleNotFoundError as error:
-    if error.name != "numba":  # which is optional
-        raise
-    _loops = None  # type: ignore[assignment]
-
-loops: Any = _loops
+COMPILED = find_spec("numba") is not None  # it is optional, and imported only where a network needs it
 BLOCK = 100  # images whose loss is taken at once
 LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
 
@@ -130,7 +124,7 @@ class SmallCNN:
     @staticmethod
     def of(model: nn.Module, layout: Layout) -> SmallCNN | None:
         """For networks that the kernels can run, if numba is there."""
-        layers = layers_of(model, layout) if loops is not None else None
+        layers = layers_of(model, layout) if COMPILED else None
         return SmallCNN(layers, layout) if layers is not None else None
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -168,7 +162,9 @@ class _Workspace:
     """Memory for a batch of one shape, and the passes through it."""
 
     def __init__(self, layers: Layers, layout: Layout, shape: tuple[int, ...]) -> None:
-        self._layers = layers
+        from fipa.kernels import loops
+
+        self._layers, self._loops = layers, cast(Any, loops)
         n, channels, height, width = shape
         self._n = n
         widths = dict(zip(layout.names, layout.shapes, strict=True))
@@ -194,14 +190,14 @@ class _Workspace:
         """The outputs of the linear layers (features x n), after the flat input to the first of them."""
         n = self._n
         places = (t.numpy() for t in (view.index, view.rows, view.columns))
-        loops.images_last(view.x.permute(0, 2, 3, 1).numpy(), *places, self._inputs[0])
+        self._loops.images_last(view.x.permute(0, 2, 3, 1).numpy(), *places, self._inputs[0])
         last = len(self._layers.convolutions) - 1
         for i, layer in enumerate(self._layers.convolutions):
-            loops.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
+            self._loops.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
             if layer.pooled:
-                loops.pool(self._sums[i], self._inputs[i + 1], self._places[i], n, int(i < last))
+                self._loops.pool(self._sums[i], self._inputs[i + 1], self._places[i], n, int(i < last))
             else:
-                loops.rectify(self._sums[i], self._inputs[i + 1], n, int(i < last))
+                self._loops.rectify(self._sums[i], self._inputs[i + 1], n, int(i < last))
         outputs = [torch.from_numpy(self._inputs[-1]).reshape(-1, n)]
         for i, name in enumerate(self._layers.linear):
             outputs.append(weights[name] @ (outputs[-1].relu() if i else outputs[-1]))
@@ -221,11 +217,11 @@ class _Workspace:
         above: Any = slope.reshape(self._shape).numpy()
         for i, layer in reversed(list(enumerate(self._layers.convolutions))):
             if layer.pooled:
-                loops.pool_gradient(above, self._places[i], self._slopes[i], n)
+                self._loops.pool_gradient(above, self._places[i], self._slopes[i], n)
             else:
-                loops.rectify_gradient(above, self._sums[i], self._slopes[i], n)
-            loops.convolve_gradient(self._inputs[i], self._slopes[i], into[layer.weight].numpy(), n)
+                self._loops.rectify_gradient(above, self._sums[i], self._slopes[i], n)
+            self._loops.convolve_gradient(self._inputs[i], self._slopes[i], into[layer.weight].numpy(), n)
             if i:
                 turned = weights[layer.weight].transpose(0, 1).flip(2, 3).contiguous().numpy()
-                loops.convolve(self._slopes[i], turned, self._input_slopes[i], n)
+                self._loops.convolve(self._slopes[i], turned, self._input_slopes[i], n)
                 above = self._input_slopes[i]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from fipa.flower.secure import SecureAggregationError, SecureClient, SecureServer
 from fipa.flower.secure.fixed_point import FRACTION_BITS, encode
@@ -129,6 +128,8 @@ def test_messages_fit_flower():
 
 def uniformity(numbers):
     """p-value of the chi-square test that all bytes are equally likely."""
+    from scipy import stats  # which takes a second to import
+
     return stats.chisquare(np.bincount(numbers.view(np.uint8), minlength=256)).pvalue
 
 
