@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
+MANY = 100  # tests
 GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
@@ -41,8 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any(item.get_closest_marker(lane) for lane in SLOW))  # the long ones first
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """All that is imported stays: every run collects garbage before it measures memory, and need not look at it."""
+    if len(session.items) > MANY:
+        importlib.import_module("torch._dynamo")  # half of all there is; some test will
     gc.collect()
     gc.freeze()
 

@@ -320,10 +320,18 @@ class Site:
         self.problem.model.train()
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_for(self.seed, "noise", round_number, client))
+                _seed(seed_for(self.seed, "noise", round_number, client), self.problem.initial.device)
                 yield
         finally:
             self.problem.model.eval()
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed torch's own noise; `manual_seed` also notes it, with a traceback each, for kinds of devices not yet used."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _check_outcome(rule: LocalRule, kept: Memory, told: Memory) -> None:
