@@ -28,7 +28,7 @@ test: $(READY)dev browser  ## all tests, lint and types
 all-tests: $(READY)dev
 	$(PYTEST)
 
-test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs, under 90 seconds
+test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs
 	$(PYTEST) -m 'not ($(SLOW))'
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json
