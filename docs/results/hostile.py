@@ -25,7 +25,7 @@ from fipa.curvature.basis import pack
 from fipa.federation import shared
 from fipa.federation.site import Site
 
-SEEDS, LIAR = range(5), 0
+SEEDS, LIAR = range(3), 0
 COLUMNS = ("clients per round", "lie", "guards", "seed", "start", "last", "lowest", "refused")
 Lie = Callable[[Tensor], Tensor]
 
@@ -122,8 +122,8 @@ def measured(some: int, lie: str, guards: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure all, print a table, and write the CSV."""
-    rows = []
+    """Measure all, print a table, and write the CSV as it grows."""
+    rows: list[dict[str, Any]] = []
     print("| clients per round | lie | " + " | ".join(GUARDS) + " |\n" + "|---" * (2 + len(GUARDS)) + "|")
     for some in (10, 4):
         for lie in LIES:
@@ -136,10 +136,10 @@ def main() -> None:
                 spread = f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}" if len(last) > 1 else "-"
                 cells.append(spread + (f", {lost} diverged" if lost else ""))
             print(f"| {some} | {lie} | " + " | ".join(cells) + " |", flush=True)
-    with (Path(__file__).parent / "hostile.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+            with (Path(__file__).parent / "hostile.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
 
 
 if __name__ == "__main__":
