@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Without looking for garbage among what is imported, which would take more than a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use the browser are of its lane; tests of a module or session fixture go to one worker."""
@@ -47,8 +58,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """All that is imported stays: every run collects garbage before it measures memory, and need not look at it."""
     if len(session.items) > MANY:
         importlib.import_module("torch._dynamo")  # half of all there is; some test will
+    _freeze()
+
+
+@pytest.hookimpl(trylast=True)  # when its fixtures are gone
+def pytest_runtest_teardown() -> None:
+    """So does what a test has imported or cached, if it has looked for garbage: the next one would look at it again."""
+    if _looks() > _seen[0]:
+        _freeze()
+
+
+_seen = [0]
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
+    _seen[0] = _looks()
+
+
+def _looks() -> int:
+    """How often all there is was looked through for garbage."""
+    return int(gc.get_stats()[2]["collections"])
 
 
 def _shared(item: pytest.Item, fixture: str) -> bool:
