@@ -80,7 +80,7 @@ def test_a_killed_server_ends_with_the_same_parameters(seed: int, tmp_path: Path
     assert list(result.train_metrics_clientapp) == list(range(1, 9))
 
 
-# told so many seconds, it kills itself so long after a round: who watches from outside may come late on a busy machine
+# kills itself so many seconds after a round: who watches from outside may come late on a busy machine
 SERVER = """
 import os, signal, sys, threading, time
 sys.path[:0] = sys.argv[3:5]
@@ -94,26 +94,24 @@ def kill():
         time.sleep(0.001)
     time.sleep(float(sys.argv[5]))
     os.kill(os.getpid(), signal.SIGKILL)
-if len(sys.argv) > 5:
-    threading.Thread(target=kill, daemon=True).start()
-result = FIPA(examples=20, fraction_evaluate=0.0, checkpoint=sys.argv[1]).start(LocalGrid(app(), 3), initial(), 20)
-torch.save(result.arrays.to_torch_state_dict(), sys.argv[2])
+threading.Thread(target=kill, daemon=True).start()
+FIPA(examples=20, fraction_evaluate=0.0, checkpoint=sys.argv[1]).start(LocalGrid(app(), 3), initial(), 20)
+open(sys.argv[2], "w").close()
 """
 
 
 @pytest.mark.long
 def test_kill_minus_nine(tmp_path: Path) -> None:
-    """A server as a process of its own, killed at a random moment of twenty rounds, and started again."""
-    state, end, rng = tmp_path / "run.pt", tmp_path / "end.pt", random.Random(0)
+    """A server as a process of its own, killed at a random moment of twenty rounds; another goes on from its files."""
+    state, end, rng = tmp_path / "run.pt", tmp_path / "end", random.Random(0)
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", SERVER, str(state), str(end), str(tests.parent / "src"), str(tests)]
     killed = subprocess.run([*command, str(rng.uniform(0.0, 0.1))], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not end.exists()
-    subprocess.run(command, capture_output=True, check=True)
-    whole = FIPA(**FIXED).start(LocalGrid(app(), 3), initial(), 20)
-    found = torch.load(end)
-    assert all(torch.equal(tensor, found[name]) for name, tensor in tensors(whole.arrays).items())
+    assert load_state(state)[0].round_number >= 1
+    found = FIPA(**FIXED, checkpoint=state).start(LocalGrid(app(), 3), initial(), 20)
+    assert same(found.arrays, FIPA(**FIXED).start(LocalGrid(app(), 3), initial(), 20).arrays)
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
