@@ -471,7 +471,8 @@ def test_terminal_shows_round_metric_and_time_left(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ |= {"TERM": "xterm", "COLUMNS": "120", "LINES": "30", "OMP_NUM_THREADS": "1"}
-        os.execv(sys.executable, [sys.executable, "-c", code, "run", str(path), "--out", str(tmp_path / "run")])
+        command = ["run", str(path), "--out", str(tmp_path / "run"), "--no-report"]
+        os.execv(sys.executable, [sys.executable, "-c", code, *command])
     seen = b""
     try:
         while part := os.read(terminal, 4096):
