@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -138,17 +139,45 @@ def test_the_plan_takes_the_basis_of_the_occasion() -> None:
 
 
 @given(k=st.integers(0, 9), trained=st.booleans(), seed=st.integers(0, 2**31 - 1))
-def test_packed_and_unpacked(k: int, trained: bool, seed: int) -> None:
-    rows = randn(k + 1, k, seed=seed)
-    Q, layout = columns(12, k), Layout(("w",), ((12,),))
-    one = BasisCurvature(rows.T @ rows, randn(k if trained else 0, seed=seed), Q, layout)
-    one = replace(one, matrix=(one.matrix + one.matrix.T) / 2)
-    sent = one.packed()
-    assert sent.shape == (k * (k + 1) // 2 + len(one.moment),)
-    assert one.sent_bytes == 8 * len(sent)
-    back = BasisCurvature.unpacked(sent, Q, layout)
+def test_packed_and_unpacked_with_all_digits(k: int, trained: bool, seed: int) -> None:
+    one = in_basis(k, k + 1, trained, seed)
+    sent = one.packed(32)
+    assert sent.shape == (8 * (k * (k + 1) // 2 + len(one.moment)),)
+    assert one.sent_bytes == len(sent)
+    back = BasisCurvature.unpacked(sent, one.basis, one.layout, 32, trained)
     assert all(torch.equal(t, back.tensors()[name]) for name, t in one.tensors().items())
     assert back.flaw(12) is None
+
+
+@given(
+    k=st.integers(0, 9), rows=st.integers(1, 12), trained=st.booleans(), seed=st.integers(0, 2**31 - 1),
+    scale=st.floats(-12, 12), dtype=st.sampled_from([torch.float32, torch.float64]),
+)  # fmt: skip
+def test_a_matrix_in_8_bits_is_a_curvature_again(
+    k: int, rows: int, trained: bool, seed: int, scale: float, dtype: torch.dtype
+) -> None:
+    """Each entry is off by little beside its row's and its column's diagonal, and no eigenvalue is negative."""
+    one = in_basis(k, rows, trained, seed, 10**scale).to(dtype)
+    sent = one.packed(8)
+    assert sent.dtype == torch.uint8
+    assert len(sent) == k * (k + 1) // 2 + dtype.itemsize * (k + len(one.moment))
+    back = BasisCurvature.unpacked(sent, one.basis, one.layout, 8, trained)
+    assert torch.equal(back.moment, one.moment)
+    assert torch.equal(back.matrix, back.matrix.T)
+    sides = one.matrix.double().diagonal().clamp(min=0).sqrt()
+    total = float(one.matrix.double().diagonal().sum())
+    off = (back.matrix.double() - one.matrix.double()).abs()
+    assert bool((off <= 0.03 * sides[:, None] * sides[None, :] + 2e-5 * total).all())
+    if k:
+        assert float(torch.linalg.eigvalsh(back.matrix.double())[0]) >= -1e-5 * total
+
+
+def in_basis(k: int, rows: int, trained: bool, seed: int, scale: float = 1.0) -> BasisCurvature:
+    """A curvature with so many rows, in a basis of k columns."""
+    A = randn(rows, k, seed=seed) * scale
+    matrix = A.T @ A
+    moment = randn(k if trained else 0, seed=seed)
+    return BasisCurvature((matrix + matrix.T) / 2, moment, columns(12, k), Layout(("w",), ((12,),)))
 
 
 def test_half_of_a_matrix_by_hand() -> None:
@@ -165,32 +194,47 @@ BASIS = columns(12, 3)
 GOOD = BasisCurvature(torch.eye(3, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), BASIS, LAYOUT)
 
 
+def answer_of(numbers: Any) -> Tensor:
+    """Bytes of an answer with all digits."""
+    return torch.from_numpy(np.frombuffer(np.asarray(numbers, "<f8").tobytes(), np.uint8).copy())
+
+
 @pytest.mark.parametrize("length", [0, 5, 7, 8, 10, 100])
 def test_an_answer_of_another_length(length: int) -> None:
-    with pytest.raises(SketchError, match=f"has {length} numbers for a basis of 3 columns, expected 6 or 9"):
-        BasisCurvature.unpacked(torch.ones(length), BASIS, LAYOUT)
+    with pytest.raises(SketchError, match=f"has {8 * length} bytes for a basis of 3 columns, expected 48"):
+        BasisCurvature.unpacked(answer_of(np.ones(length)), BASIS, LAYOUT, 32)
+    with pytest.raises(SketchError, match="for a basis of 3 columns, expected 30"):
+        BasisCurvature.unpacked(answer_of(np.ones(length)), BASIS, LAYOUT, 8)
 
 
 def test_an_answer_of_another_form() -> None:
-    with pytest.raises(SketchError, match="has 6 numbers"):
-        BasisCurvature.unpacked(torch.ones(6, 1), BASIS, LAYOUT)
+    for answer in (torch.ones(6, 1), torch.ones(48), answer_of(np.ones(6)).reshape(6, 8)):
+        with pytest.raises(SketchError, match="bytes for a basis of 3 columns"):
+            BasisCurvature.unpacked(answer, BASIS, LAYOUT, 32)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 3, 8])
-def test_an_answer_that_is_not_finite(place: int, bad: float) -> None:
-    answer = torch.ones(9)
-    answer[place] = bad
+@pytest.mark.parametrize("bits", [8, 32])
+def test_an_answer_that_is_not_finite(place: int, bad: float, bits: int) -> None:
+    numbers = np.ones(9 if bits == 32 else 6)
+    numbers[place % len(numbers)] = bad
+    codes = torch.ones(6, dtype=torch.uint8) if bits == 8 else torch.ones(0, dtype=torch.uint8)
     with pytest.raises(SketchError, match="has NaN or infinity in it"):
-        BasisCurvature.unpacked(answer, BASIS, LAYOUT)
+        BasisCurvature.unpacked(torch.cat([codes, answer_of(numbers)]), BASIS, LAYOUT, bits, trained=True)
 
 
 def test_a_negative_diagonal() -> None:
-    answer = pack(torch.diag(torch.tensor([1.0, -0.01, 2.0])))
+    answer = answer_of(pack(torch.diag(torch.tensor([1.0, -0.01, 2.0]))))
     with pytest.raises(SketchError, match=r"has a matrix with the eigenvalue -0\.01: a curvature is not negative"):
-        BasisCurvature.unpacked(answer, BASIS, LAYOUT)
-    rounded = pack(torch.diag(torch.tensor([1.0, -1e-7, 2.0])))
-    assert BasisCurvature.unpacked(rounded, BASIS, LAYOUT).matrix[1, 1] < 0
+        BasisCurvature.unpacked(answer, BASIS, LAYOUT, 32)
+    rounded = answer_of(pack(torch.diag(torch.tensor([1.0, -1e-7, 2.0]))))
+    assert BasisCurvature.unpacked(rounded, BASIS, LAYOUT, 32).matrix[1, 1] < 0
+
+
+def test_a_curvature_that_is_none_is_not_sent() -> None:
+    with pytest.raises(SketchError, match="a curvature is not negative"):
+        replace(GOOD, matrix=-GOOD.matrix).packed(8)
 
 
 @pytest.mark.parametrize(

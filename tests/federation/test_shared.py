@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from federation.cases import START, Planned, lines, numbers, run, stage, texts
-from fipa import Diverged, FedAvg, FipaError
+from federation.cases import SIZES, START, Planned, data, linear, lines, numbers, run, stage, texts
+from fipa import Client, Diverged, FedAvg, FipaError, Problem, Residual
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.descent import SGD
 from fipa.clients.gradient import FullGradient
@@ -19,10 +19,11 @@ from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.judges import Judges
 from fipa.federation.participation import Participation
-from fipa.federation.shared import STEEPEST, Shared
+from fipa.federation.shared import LONGEST, STEEPEST, Shared
 from fipa.federation.site import Site
 from fipa.federation.stage import Stage
 from fipa.federation.trust import TrustRegion
+from fipa.problems.fitting import misfit
 
 ONE = Participation("uniform", 1)
 NEWTON = {"local": FullGradient(), "plan": BasisPlan()}
@@ -224,17 +225,36 @@ def test_one_client_cannot_outweigh_all_others(monkeypatch: pytest.MonkeyPatch) 
 
     def lying(site: Site, clients: Any, *about: Any) -> Any:
         answers = honest(site, clients, *about)
-        return [1e6 * answer if client == 1 else answer for client, answer in zip(clients, answers, strict=True)]
+        longer = {1: 1e6}
+        return [
+            (answer.view(torch.float64) * longer.get(client, 1.0)).view(torch.uint8)
+            for client, answer in zip(clients, answers, strict=True)
+        ]
 
     monkeypatch.setattr(Site, "curvatures", lying)
     ((state, record),) = run(shared())
     assert [(client, text) for client, text in texts(record) if "refused" in text] == [
-        (1, f"refused: its curvature is more than {STEEPEST} times as steep as that of most clients")
+        (1, f"refused: its curvature is more than {STEEPEST} times as steep as that of most")
     ]
     assert record["accepted"]
     known = Shared.of(state.rule_state).clients
     assert known.place(1) is None
     assert sorted(known.ids.tolist()) == [0, 2]
+
+
+def test_one_gradient_cannot_outweigh_all_others() -> None:
+    """One that is a thousand times too long counts as one that is ten times as long as usual, and is named."""
+
+    def loud(seed: int) -> Any:
+        points = [data(seed, m, n) for m, n in enumerate(SIZES)]
+        clients = [Residual(misfit, x, y * (1e4 if m == 1 else 1)) for m, (x, y) in enumerate(points)]
+        return Problem(linear(), clients, lambda model: model.weight.square().sum())
+
+    ((state, record),) = run(shared(), loud)
+    assert any(client == 1 and "times as long as usual: shortened" in text for client, text in texts(record))
+    known = Shared.of(state.rule_state).clients.updates.norm(dim=1).tolist()
+    assert known[1] == pytest.approx(LONGEST * max(known[0], known[2]), rel=1e-3)
+    assert not any("shortened" in text for _, text in texts(run(shared())[0][1]))
 
 
 def test_a_first_trial_that_diverges_makes_the_next_one_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,3 +276,40 @@ def test_a_first_trial_that_diverges_makes_the_next_one_shorter(monkeypatch: pyt
 def test_damping_fades_where_the_stage_says_so() -> None:
     rounds = run(stage(SharedFIPA(damping=0.8), rounds=3, damping_decay=0.5, **NEWTON))
     assert [record["damping"] for _, record in rounds] == pytest.approx([0.8, 0.4, 0.2])
+
+
+def single(seed: int) -> Any:
+    """The problem in single precision, where gradients and matrices travel in few bits."""
+    clients = [Residual(misfit, *(t.float() for t in data(seed, m, n))) for m, n in enumerate(SIZES)]
+    return Problem(linear().float(), clients, lambda model: model.weight.square().sum())
+
+
+def two_terms(seed: int) -> Any:
+    clients = [Client((Residual(misfit, *data(seed, m, 4)), Residual(misfit, *data(seed, m, 3)))) for m in range(2)]
+    return Problem(linear(), clients, lambda model: model.weight.square().sum())
+
+
+@pytest.mark.parametrize("participation", [Participation(), ONE])
+def test_in_single_precision_gradients_come_in_parts_of_8_bits(participation: Participation) -> None:
+    """In four where all clients take part, but in no more than there are examples; else in one."""
+    ((state, record),) = run(shared(control=TrustRegion()), single, participation=participation)
+    everybody, word = participation.kind == "full", 4
+    k = 2 if everybody else 1
+    matrix = k * (k + 1) // 2 + word * k  # one half in 8 bits, and a scale for each row
+    part = 2 + word  # two entries in 8 bits, and the scale of a block
+    parts = [min(4, n) for n in SIZES] if everybody else [1]
+    losses = 8 * record["trials"] * len(parts) if everybody else 0
+    assert record["uplink_bytes"] == losses + sum(8 + matrix + part * n for n in parts)
+    assert Shared.of(state.rule_state).clients.updates.dtype == torch.float32
+
+
+def test_few_bits_lead_to_nearly_the_same_place() -> None:
+    rounds = run(shared(rounds=12, control=TrustRegion()), single)
+    np.testing.assert_allclose(rounds[-1][0].theta.numpy(), optimum(), rtol=0.02, atol=0.01)
+    exact = run(shared(rounds=12, control=TrustRegion(), parts=0, bits=32), single)
+    np.testing.assert_allclose(exact[-1][0].theta.numpy(), optimum(), rtol=1e-3, atol=1e-3)
+
+
+def test_parts_of_a_loss_with_several_terms_are_refused() -> None:
+    with pytest.raises(FipaError, match="a loss of 2 terms has no parts"):
+        run(shared(parts=2), two_terms)

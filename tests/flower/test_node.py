@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 import fipa
+from fipa.aggregation.shared import PARTS
 from fipa.errors import FipaError
 from fipa.flower import FIPA, SecureFIPA, client
 from fipa.flower.local import LocalGrid
@@ -51,11 +52,15 @@ def test_one_line_is_a_method_that_wins(local: fipa.LocalRule) -> None:
 
 
 def test_the_shared_basis_is_cheap_where_own_sketches_are_not() -> None:
-    sketches, shared = (
-        run(FIPA(local=local, fraction_evaluate=0.0)) for local in (fipa.GaussNewton(), fipa.FullGradient())
+    strategies = (
+        FIPA(local=fipa.GaussNewton(), fraction_evaluate=0.0),
+        FIPA(fipa.SharedFIPA(parts=1), local=fipa.FullGradient(), fraction_evaluate=0.0),
+        FIPA(fipa.SharedFIPA(parts=0, bits=32), local=fipa.FullGradient(), fraction_evaluate=0.0),
     )
-    up = [sum(numbers["uplink-bytes"] for numbers in rounds.values()) for rounds in (sketches, shared)]
-    assert up[1] < up[0] / 3
+    rounds = [run(strategy) for strategy in strategies]
+    sketches, coded, exact = (sum(numbers["uplink-bytes"] for numbers in one.values()) for one in rounds)
+    assert coded < sketches / 4
+    assert coded < exact / 2.9
 
 
 def test_clients_that_send_gradients_are_controlled_by_a_trust_region() -> None:
@@ -78,7 +83,8 @@ def test_a_warm_up_within_the_strategy_is_remembered() -> None:
     )  # fmt: skip
     rounds = run(strategy, 3)
     theta = sum(t.numel() for t in network().state_dict().values())
-    new = 2 * ((theta + 1) // 2 * NODES + 4 * NODES**2)  # the last update and the gradient of each, in 4 bits; roots
+    columns = (NODES, PARTS * NODES)  # the last update of each, and then the parts of its gradient
+    new = sum((theta + 1) // 2 * n + 4 * n**2 for n in columns)  # in 4 bits; roots
     model, trials = NODES * theta * 4, rounds[3]["trials"]
     assert rounds[3]["downlink-bytes"] == (2 + trials) * model + NODES * new
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -21,6 +21,8 @@ from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.basis import BasisCurvature, BasisPlan
 from fipa.errors import FipaError, UpdateError
 from fipa.linalg import eigh
+
+PARTS = 4  # that gradients are told in where all clients take part
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,14 @@ class SharedFIPA:
         Most columns of the basis.
     directions
         Most new columns in a round; None takes what all clients of the round add.
+    parts
+        Each client's gradient travels in so many parts, each of a share of its examples, with 8 bits per entry; each
+        is a direction for the basis. 0 sends it whole, with all of its digits. None is 4 where all clients take part,
+        and 1 where only some do, since all who come later are sent these directions; for parameters in double
+        precision, where digits count, it is 0.
+    bits
+        Per number of a client's matrix on its way to the server: 8, or 32 for all of its digits. None is 8 for
+        parameters in single precision, and 32 for those in double.
     weight_decay
         Coefficient of $\frac12 |\theta|^2$, which the server adds to loss, gradient and curvature.
     memory
@@ -78,19 +88,21 @@ class SharedFIPA:
 
     Notes
     -----
-    `columns`, `directions`, `weight_decay` and `memory` are for the rounds of a federation. `fipa.aggregate` takes
-    damping and radius only: it has one round, and the basis in which clients' curvatures are.
+    All but `damping` and `radius` are for the rounds of a federation. `fipa.aggregate` has one round, and the basis in
+    which clients' curvatures are.
     """
 
     damping: float = 0.0
     radius: float | None = None
     columns: int = 200
     directions: int | None = None
+    parts: int | None = None
+    bits: Literal[8, 32] | None = None
     weight_decay: float = 0.0
     memory: ClientMemory = ClientMemory()
 
     needs = BasisPlan
-    for_rounds = ("columns", "directions", "weight_decay", "memory")
+    for_rounds = ("columns", "directions", "parts", "bits", "weight_decay", "memory")
 
     def __post_init__(self) -> None:
         check_not_negative(self, damping=self.damping, weight_decay=self.weight_decay)
@@ -98,6 +110,16 @@ class SharedFIPA:
             raise FipaError(f"SharedFIPA(radius={self.radius}): must be positive, or None")
         if self.columns < 1 or (self.directions is not None and self.directions < 1):
             raise FipaError("SharedFIPA: columns and directions must be at least 1")
+        if self.parts is not None and self.parts < 0:
+            raise FipaError(f"SharedFIPA(parts={self.parts}): must be at least 1, or 0 for gradients with all digits")
+        if self.bits not in (8, 32, None):
+            raise FipaError(f"SharedFIPA(bits={self.bits}): must be 8 or 32")
+
+    def settled(self, dtype: torch.dtype, everybody: bool) -> SharedFIPA:
+        """The same with all that was left open, for parameters of that kind, with all clients or only some."""
+        double, usual = dtype == torch.float64, PARTS if everybody else 1
+        parts = (0 if double else usual) if self.parts is None else self.parts
+        return replace(self, parts=parts, bits=self.bits or (32 if double else 8))
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         summaries = cohort.require(BasisCurvature, "SharedFIPA")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
@@ -21,7 +22,9 @@ from fipa.curvature.summary import CurvatureSummary, Occasion, SampledPlan, Shap
 from fipa.curvature.terms import LossName
 from fipa.errors import SketchError
 from fipa.layout import Layout
+from fipa.linalg import aligned
 
+_STEPS = 127  # the largest of the whole numbers in 8 bits
 _NEGATIVE = 1e-4  # of the largest eigenvalue: how far rounding may take a matrix below zero
 
 
@@ -48,7 +51,7 @@ class BasisCurvature(CurvatureSummary):
 
     kind = "basis"
     made_by = "fipa.basis_curvature"
-    roughest = "float32"  # what is small here decides where the server's step is long
+    roughest = "float32"  # `packed` knows a better way to send it in few bits
     unlike = "a curvature in another basis"
 
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
@@ -73,24 +76,71 @@ class BasisCurvature(CurvatureSummary):
     ) -> dict[str, Shape]:
         raise SketchError("has a matrix in a shared basis where none was asked for: it is the answer to a second trip")
 
+    def packed(self, bits: int = 8) -> Tensor:
+        r"""All that travels, in bytes (uint8): one half of the matrix, and the moment.
+
+        In 8 bits it is the triangle L of $S_m = L L^\top$ that travels, each of its rows as whole numbers with a scale
+        of their own. What arrives is a curvature again, never negative, whatever the rounding.
+        """
+        if bits == 32:
+            return _bytes(torch.cat([pack(self.matrix), self.moment]))
+        rows = _triangle(self.matrix.double())
+        scales = (rows.abs().amax(dim=1) / _STEPS).to(self.matrix.dtype) if len(rows) else self.moment[:0]
+        whole = rows / scales.double().clamp(min=torch.finfo(scales.dtype).tiny)[:, None]
+        half = pack(whole.round().clamp(-_STEPS, _STEPS)).to(torch.int8)
+        return torch.cat([half.view(torch.uint8), _bytes(torch.cat([scales, self.moment]))])
+
     @classmethod
-    def unpacked(cls, answer: Tensor, basis: Tensor, layout: Layout) -> Self:
-        """The summary from `packed`; an answer that cannot be is a `SketchError`."""
-        k = basis.shape[1]
+    def unpacked(cls, answer: Tensor, basis: Tensor, layout: Layout, bits: int = 8, trained: bool = False) -> Self:
+        """The summary from `packed`, of a client that trains with a moment; what cannot be is a `SketchError`."""
+        k, dtype = basis.shape[1], basis.dtype
+        length = packed_length(k, bits, dtype, trained)
+        if answer.dtype != torch.uint8 or answer.shape != (length,):
+            raise SketchError(f"has {answer.numel()} bytes for a basis of {k} columns, expected {length}")
         half = k * (k + 1) // 2
-        if answer.shape not in ((half,), (half + k,)):
-            raise SketchError(f"has {answer.numel()} numbers for a basis of {k} columns, expected {half} or {half + k}")
-        if not bool(answer.isfinite().all()):
+        numbers = _numbers(answer[half if bits == 8 else 0 :], dtype)
+        if not bool(numbers.isfinite().all()):
             raise SketchError("has NaN or infinity in it")
-        summary = cls(unpack(answer[:half], k), answer[half:].clone(), basis, layout)
+        if bits == 8:
+            whole = torch.zeros(k, k, dtype=torch.float64)
+            whole[torch.tril_indices(k, k).unbind()] = answer[:half].view(torch.int8).double()
+            rows = whole * numbers[:k].double()[:, None]
+            matrix, moment = (rows @ rows.T).to(dtype), numbers[k:]
+            matrix = (matrix + matrix.T) / 2
+        else:
+            matrix, moment = unpack(numbers[:half], k), numbers[half:]
+        summary = cls(aligned(matrix), aligned(moment), basis, layout)
         flaw = _negative(summary.matrix)
         if flaw:
             raise SketchError(f"has {flaw}")
         return summary
 
-    def packed(self) -> Tensor:
-        """All that travels, in one piece."""
-        return torch.cat(list(self.sent().values()))
+
+def packed_length(size: int, bits: int, dtype: torch.dtype, trained: bool = False) -> int:
+    """Bytes of `BasisCurvature.packed` in a basis of that size, with a moment if clients train."""
+    half, word, moment = size * (size + 1) // 2, dtype.itemsize, size * trained
+    return half + word * (size + moment) if bits == 8 else word * (half + moment)
+
+
+def _triangle(matrix: Tensor) -> Tensor:
+    """L with L L^T = S, lower triangular; of a matrix without inverse as near as rounding allows."""
+    unit = torch.eye(len(matrix), dtype=matrix.dtype) * float(matrix.diagonal().clamp(min=0).sum() or 1.0)
+    for shift in (1e-9, 1e-8, 1e-7, 1e-6, 1e-5):  # rounding is no curvature
+        found, failed = torch.linalg.cholesky_ex(matrix + shift * unit)
+        if not int(failed):
+            return found
+    raise SketchError(f"has {_negative(matrix) or 'a matrix that is not positive'}")
+
+
+def _bytes(numbers: Tensor) -> Tensor:
+    """Little-endian, on every machine."""
+    words = numbers.detach().cpu().contiguous().numpy()
+    return torch.from_numpy(np.frombuffer(words.astype(words.dtype.newbyteorder("<")).tobytes(), np.uint8).copy())
+
+
+def _numbers(given: Tensor, dtype: torch.dtype) -> Tensor:
+    word = torch.zeros((), dtype=dtype).numpy().dtype
+    return torch.from_numpy(np.frombuffer(given.numpy().tobytes(), word.newbyteorder("<")).astype(word))
 
 
 def pack(matrix: Tensor) -> Tensor:

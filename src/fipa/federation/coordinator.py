@@ -17,6 +17,7 @@ from torch import Tensor
 from fipa.aggregation.rule import Rule, aggregator
 from fipa.aggregation.shared import SharedFIPA
 from fipa.aggregation.update import ClientUpdate
+from fipa.clients.gradient import FullGradient
 from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
 from fipa.federation.arm import Arm
@@ -135,6 +136,7 @@ class _Round:
             if isinstance(self.stage.rule, SharedFIPA):
                 arrived = _arrived(updates, replies, self.state.late)
                 rule: Any = self.stage.rule_at(self.place, self.seed)
+                rule = rule.settled(self.state.theta.dtype, len(clients) == self.population)
                 step = SharedStep(self, rule, replies, arrived).run()
             else:
                 step = self._step(updates, replies)
@@ -158,10 +160,13 @@ class _Round:
         stage, state = self.stage, self.state
         mine = {client: state.memories[client] for client in clients if client in state.memories}
         plan = None if isinstance(stage.rule, SharedFIPA) else stage.plan  # asked for on a second trip
+        parts = 0
+        if isinstance(stage.rule, SharedFIPA) and isinstance(stage.local, FullGradient):
+            parts = stage.rule.settled(state.theta.dtype, len(clients) == self.population).parts or 0
         order = Order(
             self.k, state.theta, stage.local, stage.lr_scale * state.pace.lr_scale, planned(plan, state.pace),
             floor_of(stage.rule), stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine,
-            buffers=state.buffers,
+            buffers=state.buffers, parts=parts,
         )  # fmt: skip
         if stage.adaptive_rank is None:
             return order

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.rule import LocalRule
+from fipa.coding import Coded
+from fipa.curvature.basis import packed_length
 from fipa.curvature.summary import CurvaturePlan as Plan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.basis import Basis, Move
@@ -44,6 +46,8 @@ class Order:
         What each client is to remember of its last round; whoever carries the order decides what this looks like.
     buffers
         Averaged tensors that are no parameters, by name (BatchNorm's statistics).
+    parts
+        In how many parts, each in 8 bits per entry, clients tell their gradient; 0 for their update as it is.
     """
 
     method: ClassVar[str] = "work"  # of `Site`, that answers
@@ -60,6 +64,7 @@ class Order:
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     memories: Mapping[int, Any] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +120,7 @@ class Bend:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The curvature at a model in the shared basis. Answered with a tensor: see `BasisCurvature.packed`.
+    """The curvature at a model in the shared basis. Answered with bytes: see `BasisCurvature.packed`.
 
     Parameters
     ----------
@@ -125,6 +130,8 @@ class Curve:
         The version of the basis that clients have a copy of: they are sent what is new.
     deltas
         The updates of clients that train.
+    bits
+        Per number of a matrix on its way.
     """
 
     method: ClassVar[str] = "curvatures"
@@ -133,10 +140,11 @@ class Curve:
     plan: Plan
     holds: Mapping[int, int] = field(default_factory=dict)
     deltas: Mapping[int, Tensor] = field(default_factory=dict)
+    bits: int = 8
 
     def about(self) -> tuple[Any, ...]:
         """What the site's method takes besides clients and round."""
-        return self.theta, self.basis.columns, self.plan, self.deltas
+        return self.theta, self.basis.columns, self.plan, self.deltas, self.bits
 
     def news(self, client: int) -> tuple[Move, ...]:
         """What a client lacks of the basis."""
@@ -144,9 +152,8 @@ class Curve:
 
     @property
     def length(self) -> int:
-        """How many numbers an answer has."""
-        k = len(self.basis)
-        return k * (k + 1) // 2 + (k if self.deltas else 0)
+        """How many bytes an answer has."""
+        return packed_length(len(self.basis), self.bits, self.theta.dtype, bool(self.deltas))
 
 
 Question = Who | Order | Gradient | Loss | Bend | Curve
@@ -179,6 +186,8 @@ class Reply:
         What it is to be given back with its next order.
     buffers, metrics
         Tensors that are averaged, and numbers for the log.
+    coded
+        The parts that the update is the sum of, where these travel in its place.
     """
 
     update: ClientUpdate
@@ -189,13 +198,16 @@ class Reply:
     memory: Any = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    coded: tuple[Coded, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Uplink: update, curvature, loss (8 bytes) and the local rule's message. Memories stay with the client."""
         curvature = self.update.sketch.sent_bytes if self.update.sketch is not None else 0
-        tensors = [t for t in (self.update.delta, *self.message.values()) if isinstance(t, Tensor)]
-        return 8 + curvature + sum(t.numel() * t.element_size() for t in tensors)
+        update = () if self.coded else (self.update.delta,)
+        tensors = [t for t in (*update, *self.message.values()) if isinstance(t, Tensor)]
+        parts = sum(part.nbytes for part in self.coded)
+        return 8 + curvature + parts + sum(t.numel() * t.element_size() for t in tensors)
 
 
 @dataclass(frozen=True, eq=False)

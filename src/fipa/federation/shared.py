@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 TRAIL = 20  # rounds whose late answers can still be placed
 STEEPEST = 1000  # times the usual curvature that one client may have
+LONGEST = 10  # times the usual length of a gradient: longer ones are shortened to that
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +115,7 @@ class SharedStep:
         self.theta = state.theta
         self._layout = Layout.of({"parameters": state.theta})
         self.trains = not isinstance(round_.stage.local, FullGradient)
+        self.bits = rule.bits or 32
         self.memory = Shared.of(state.rule_state) if state.rule_state else self._seeded()
 
     def run(self) -> Conversation[Outcome]:
@@ -163,7 +166,10 @@ class SharedStep:
 
     def _widen(self) -> None:
         """Make place for what is new in the round's directions, and add it."""
-        directions: list[Tensor] = [_flat(reply.update) for reply in self.replies.values()]
+        directions: list[Tensor] = []
+        for reply in self.replies.values():
+            parts = [part.vector(self.theta) for part in reply.coded]
+            directions += parts if len(parts) > 1 else [_flat(reply.update)]
         if not directions:
             return
         if self.rule.weight_decay:
@@ -182,27 +188,18 @@ class SharedStep:
         memory, k, plan = self.memory, self.round.k, self.round.stage.plan
         assert plan is not None
         deltas = {client: _flat(reply.update) for client, reply in self.replies.items()} if self.trains else {}
-        question = Curve(self.theta, memory.basis, plan, memory.holds, deltas)
+        question = Curve(self.theta, memory.basis, plan, memory.holds, deltas, self.bits)
         answers = yield from self.round.ask(list(self.replies), question)
         holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
         basis, news = memory.basis.columns.to(self.theta), []
-        usual = self._usual(answers.values.values(), len(memory.basis))
-        for client, reply in self.replies.items():
-            one = News(client, reply.update.num_examples, k, _flat(reply.update), reply.loss)
-            if client in answers.values:
-                try:
-                    summary = BasisCurvature.unpacked(aligned(answers.values[client]), basis, self._layout)
-                    if self.trains != (len(summary.moment) > 0):
-                        raise SketchError(f"has {len(summary.moment)} numbers of a moment")
-                    if float(summary.matrix.trace()) > STEEPEST * usual:
-                        raise SketchError(f"is more than {STEEPEST} times as steep as that of most clients")
-                except SketchError as error:
-                    self.round.say(client, f"refused: its curvature {error}")
-                    continue
-                one = replace(one, matrix=summary.matrix, moment=summary.moment if self.trains else None)
-            elif self.trains:
-                continue  # without curvature nobody knows what its update is worth
-            news.append(one)
+        told: dict[int, News | None] = {client: self._told(client, answers.values, basis) for client in self.replies}
+        traces = [float(one.matrix.trace()) for one in told.values() if one is not None and one.matrix is not None]
+        usual = statistics.median(traces) if traces else math.inf
+        for client, one in told.items():
+            if one is not None and one.matrix is not None and float(one.matrix.trace()) > STEEPEST * usual:
+                self.round.say(client, f"refused: its curvature is more than {STEEPEST} times as steep as that of most")
+            elif one is not None:
+                news.append(one)
         clients = memory.clients.told(*(one for late in self.late for one in self._late(late)), *news)
         settings = self.rule.memory
         if settings.forget is not None:
@@ -210,11 +207,34 @@ class SharedStep:
         clients = clients.within(settings.limit, memory.basis, k, settings.discount, self.trains)
         self.memory = replace(memory, clients=clients, holds=holds)
 
-    def _usual(self, answers: Iterable[Tensor], size: int) -> float:
-        """The median trace of the round's curvatures: what one client can do to all others has a limit."""
-        places = torch.arange(1, size + 1).cumsum(0) - 1  # of the diagonal in one half of a matrix
-        traces = [float(answer[places].sum()) for answer in answers if len(answer) > int(places[-1:].sum())]
-        return statistics.median(traces) if traces else math.inf
+    def _told(self, client: int, answers: Mapping[int, Tensor], basis: Tensor) -> News | None:
+        """What a client told on both trips, or None if it is of no use."""
+        reply = self.replies[client]
+        one = News(client, reply.update.num_examples, self.round.k, self._shortened(client), reply.loss)
+        if client not in answers:  # without curvature nobody knows what training is worth
+            return None if self.trains else one
+        try:
+            summary = BasisCurvature.unpacked(answers[client], basis, self._layout, self.bits, self.trains)
+        except SketchError as error:
+            self.round.say(client, f"refused: its curvature {error}")
+            return None
+        return replace(one, matrix=aligned(summary.matrix), moment=summary.moment if self.trains else None)
+
+    def _shortened(self, client: int) -> Tensor:
+        """A client's update, and no more than a limit of its gradient: what one can do to all others has an end."""
+        update = _flat(self.replies[client].update)
+        length = float(update.norm())
+        if self.trains or length <= LONGEST * self._usual_length:
+            return update
+        self.round.say(client, f"its gradient is {length / self._usual_length:.3g} times as long as usual: shortened")
+        return update * (LONGEST * self._usual_length / length)
+
+    @cached_property
+    def _usual_length(self) -> float:
+        """The median length of the gradients of all clients that are known, with what they told last."""
+        known = self.memory.clients.without([*self.replies])
+        lengths = [float(row.norm()) for row in known.updates]
+        return statistics.median([*lengths, *(float(_flat(reply.update).norm()) for reply in self.replies.values())])
 
     def _late(self, one: Late) -> list[News]:
         """A gradient of an earlier model, which has moved since; nothing if nobody knows any more by how much.

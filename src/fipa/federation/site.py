@@ -14,8 +14,10 @@ from torch import Tensor
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client, united
 from fipa.clients.descent import Descent
+from fipa.clients.gradient import FullGradient
 from fipa.clients.objective import Objective, StackedObjective, Traces
 from fipa.clients.rule import LocalRule, LocalWork, Memory
+from fipa.coding import Coded, whole_of
 from fipa.curvature.basis import BasisCurvature
 from fipa.curvature.sketch import Sketch, SketchPlan
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
@@ -131,6 +133,7 @@ class Site:
         basis: Tensor,
         plan: CurvaturePlan,
         deltas: Mapping[int, Tensor],
+        bits: int = 8,
         round_number: int = 0,
     ) -> list[Tensor]:
         """Each client's curvature in a shared basis, as it travels."""
@@ -140,7 +143,7 @@ class Site:
         for client in clients:
             summary = self._compute(plan, client, round_number, deltas.get(client), basis)
             assert isinstance(summary, BasisCurvature)
-            found.append(summary.packed())
+            found.append(summary.packed(bits))
         return found
 
     def prepare(self, clients: Sequence[int], theta: Tensor, bends: bool = False) -> list[None]:
@@ -177,9 +180,11 @@ class Site:
                 sketches[client] = self._sketch(client, order, norm, notes[client])
 
         steps = self._steps(clients, order, rule, sketches, gradients, notes)
-        deltas = self._train(clients, order, rule, steps, sketches, gradients)
+        trained = self._train(clients, order, rule, steps, sketches, gradients)
         replies = []
-        for client, delta, loss, count in zip(clients, deltas, losses, steps, strict=True):
+        for client, delta, loss, count in zip(clients, trained, losses, steps, strict=True):
+            coded = tuple(Coded.of(part) for part in delta) if order.parts else ()
+            delta = whole_of(coded, order.theta) if coded else delta
             if not bool(delta.isfinite().all()):
                 raise Diverged(
                     f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
@@ -191,7 +196,8 @@ class Site:
             lr, memory = rule.lr_at(order.round_number, order.lr_scale), order.memories.get(client, {})
             kept, told = rule.outcome(order.theta, delta, count, lr, memory, order.shared)
             _check_outcome(rule, kept, told)
-            replies.append(Reply(update, loss, count, tuple(notes[client]), told, kept if rule.remembers else None))
+            memory = kept if rule.remembers else None
+            replies.append(Reply(update, loss, count, tuple(notes[client]), told, memory, coded=coded))
         return replies
 
     def _stack(self, clients: Sequence[int]) -> StackedObjective:
@@ -281,7 +287,7 @@ class Site:
         sketches: Mapping[int, Sketch],
         gradients: Tensor | None,
     ) -> list[Tensor]:
-        """Each client's update, of those together that can be trained side by side."""
+        """Each client's update, or its parts, of those together that can be trained side by side."""
         k, together = order.round_number, len(clients) if rule.side_by_side else 1
         curvature: list[Sketch] = []
         if rule.needs_curvature:  # of those who send no sketch, all of it
@@ -306,6 +312,9 @@ class Site:
                 floor=order.floor,
             )
             with self._training(k, chosen[0]):
+                if order.parts and isinstance(rule, FullGradient):
+                    deltas += list(rule.split(work, order.parts))
+                    continue
                 trained = rule.train(work)
             shapes = [tuple(delta.shape) for delta in trained]
             if shapes != [tuple(order.theta.shape)] * len(chosen):

@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.clients.rule import LocalRule
+from fipa.coding import BLOCK, Coded, whole_of
 from fipa.curvature.registry import kind_of
 from fipa.curvature.summary import Arrived, CurvatureSummary
 from fipa.errors import SketchError
 from fipa.federation.messages import Curve, Loss, Order, Reply, VariedLoss
-from fipa.flower.codec import PayloadError, nbytes, pack, rougher, unpack
+from fipa.flower.codec import PayloadError, exactly, nbytes, pack, rougher, unpack
 from fipa.flower.request import JUDGE, KEY, VERSION, Request, check_version
 from fipa.layout import Layout
 from fipa.randomness import seed_for
@@ -80,9 +82,12 @@ def encode(request: Request, reply: Reply) -> RecordDict:
     }  # fmt: skip
     if reply.loss is not None:
         head["loss"] = float(reply.loss)
+    sent = {"delta": update.delta}
+    if reply.coded:
+        sent = {f"{name}.{i}": t for i, part in enumerate(reply.coded) for name, t in vars(part).items()}
     return RecordDict(
         {
-            KEY: ConfigRecord(head), UPDATE: pack({"delta": update.delta}), CURVATURE: curvature,
+            KEY: ConfigRecord(head), UPDATE: pack(sent), CURVATURE: curvature,
             MESSAGE: pack(dict(reply.message)), BUFFERS: pack(dict(reply.buffers)),
             METRICS: MetricRecord(dict(reply.metrics)),
         }
@@ -133,8 +138,9 @@ def decode(content: RecordDict, request: Request, expected: Expected) -> Reply |
     if request.method in (Loss.method, VariedLoss.method):
         return _loss(head, ANSWER)
     arrays = _record(content, ANSWER, ArrayRecord)
-    length = request.curve["length"] if request.method == Curve.method else expected.layout.numel
-    value = unpack(arrays, {ANSWER: (length,)}, expected.theta.dtype)[ANSWER]
+    if request.method == Curve.method:  # who asked looks at what is in it
+        return exactly(arrays, {ANSWER: ((request.curve["length"],), torch.uint8)})[ANSWER]
+    value = unpack(arrays, {ANSWER: (expected.layout.numel,)}, expected.theta.dtype)[ANSWER]
     _check_size("gradient", value.norm(), expected.limits.curvature)
     return value
 
@@ -186,7 +192,11 @@ def _reply(content: RecordDict, head: Any, request: Request, expected: Expected)
         raise PayloadError(f"has num-examples = {examples!r}, expected 1 to {limits.examples} (Limits.examples)")
     if type(steps) is not int or not 0 <= steps < 2**31:
         raise PayloadError(f"has local-steps = {steps!r}, expected a number of steps")
-    delta = unpack(_record(content, UPDATE, ArrayRecord), {"delta": (p,)}, theta.dtype)["delta"]
+    coded = _coded(_record(content, UPDATE, ArrayRecord), request, p)
+    if coded:
+        delta = whole_of(coded, theta)
+    else:
+        delta = unpack(_record(content, UPDATE, ArrayRecord), {"delta": (p,)}, theta.dtype)["delta"]
     _check_size("update", delta.norm(), limits.longest(theta, request.local))
     buffers = unpack(_record(content, BUFFERS, ArrayRecord), expected.buffers, theta.dtype)
     for name, tensor in buffers.items():
@@ -208,7 +218,24 @@ def _reply(content: RecordDict, head: Any, request: Request, expected: Expected)
         request.round_number if head.get("remembers") is True else None,  # it is with the client, by this number
         buffers,
         finite_numbers(_record(content, METRICS, MetricRecord)),
+        coded,
     )
+
+
+def _coded(arrays: ArrayRecord, request: Request, parameters: int) -> tuple[Coded, ...]:
+    """The parts of a gradient that travels in few bits; a client with few examples has fewer parts."""
+    parts = int(request.order.get("parts", 0))
+    if not parts:
+        return ()
+    found = len(arrays) // 2
+    if not 1 <= found <= parts:
+        raise PayloadError(f"has a gradient in {found} parts, expected 1 to {parts}")
+    kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for i in range(found):
+        kinds[f"codes.{i}"] = (parameters,), torch.int8
+        kinds[f"scales.{i}"] = (-(-parameters // BLOCK),), torch.float32
+    tensors = exactly(arrays, kinds)
+    return tuple(Coded(tensors[f"codes.{i}"], tensors[f"scales.{i}"]) for i in range(found))
 
 
 def _curvature(

@@ -93,6 +93,18 @@ def rougher(wanted: Precision, roughest: str) -> Precision:
     return order[min(order.index(wanted), order.index(roughest))]
 
 
+def exactly(record: ArrayRecord, kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
+    """The tensors of exactly these names, shapes and kinds, as they were sent. Refuses everything else."""
+    odd = sorted(set(record) ^ set(kinds))
+    if odd:
+        raise PayloadError(f"has {'an' if odd[0] in record else 'no'} array {odd[0]!r}")
+    tensors = {name: _tensor(name, record[name], shape, WORDS | OTHERS) for name, (shape, _) in kinds.items()}
+    for name, (_, kind) in kinds.items():
+        if tensors[name].dtype != kind:
+            raise PayloadError(f"has {name!r} in {tensors[name].dtype}, expected {kind}")
+    return tensors
+
+
 def nbytes(*records: ArrayRecord) -> int:
     """Bytes of all arrays as they travel."""
     return sum(len(array.data) for record in records for array in record.values())

@@ -20,7 +20,7 @@ from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order, VariedL
 from fipa.flower.codec import PayloadError, Precision, pack, tensors_in, unpack
 from fipa.layout import Layout
 
-VERSION = 2
+VERSION = 3
 KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
@@ -114,7 +114,7 @@ def settings_of(order: Order) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "lr_scale": order.lr_scale, "floor": order.floor, "gradient_norm": order.gradient_norm,
         "local": None if order.local is None else encode_rule(order.local),
-        "plan": (kind_of(order.plan), settings_of_plan(order.plan)),
+        "plan": (kind_of(order.plan), settings_of_plan(order.plan)), "parts": order.parts,
     }  # fmt: skip
     for name in ("adaptive_rank", "adaptive_steps"):
         value = getattr(order, name)
@@ -128,7 +128,7 @@ def curve_of(question: Curve, client: int, whole: bool) -> dict[str, Any]:
     return {
         "plan": (kind_of(question.plan), settings_of_plan(question.plan)), "length": question.length,
         "from": moves[0].mark if moves else question.basis.mark, "to": question.basis.mark,
-        "moves": len(moves),
+        "moves": len(moves), "bits": question.bits,
     }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def question_of(
         assert request.plan is not None
         found = unpack(arrays, dict.fromkeys(arrays, shape), like.dtype)
         deltas = {request.client: found["delta"]} if "delta" in found else {}
-        return Curve(found["theta"], Basis(basis), request.plan, {}, deltas)
+        return Curve(found["theta"], Basis(basis), request.plan, {}, deltas, request.curve["bits"])
     theta = unpack(arrays, {"theta": shape}, like.dtype)["theta"]
     if kind is Gradient:
         return Gradient(theta)
@@ -197,6 +197,7 @@ def question_of(
         order["gradient_norm"],
         {} if shared is None else unpack(shared, dict.fromkeys(shared, shape), like.dtype),
         {} if memory is None else {request.client: memory},
+        parts=int(order["parts"]),
     )
 
 
