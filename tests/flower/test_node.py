@@ -126,10 +126,35 @@ def test_an_evaluate_function_of_the_apps_own_comes_first() -> None:
         app.evaluate()(lambda message, context: message)
 
 
-def test_an_objective_is_not_trained_on_by_an_app_that_has_no_train_function() -> None:
-    strategy = FIPA(stop_after=1, fraction_evaluate=0.0)
+def test_by_default_clients_with_an_objective_share_a_basis() -> None:
+    strategy = FIPA(fraction_evaluate=0.0)
+    rounds = run(strategy, 3)
+    assert strategy.rule == fipa.SharedFIPA()
+    assert rounds[3]["loss"] < 0.8 * rounds[1]["loss"]
+    assert run(FIPA(local=fipa.FullGradient(), fraction_evaluate=0.0), 3)[3]["loss"] == rounds[3]["loss"]
+
+
+@pytest.mark.parametrize("settings", [{"rank": 5}, {"lr_scale": 0.5}, {"warmup_rounds": 1}, {"control": False}])
+def test_an_objective_is_not_trained_on_by_an_app_that_has_no_train_function(settings: dict[str, Any]) -> None:
+    """Whoever says how apps are to train gets no other training instead."""
+    strategy = FIPA(stop_after=1, fraction_evaluate=0.0, **settings)
     with pytest.raises(FipaError, match=r"no @app.train\(\) function: .* FIPA\(local=...\)"):
         run(strategy, 3)
+
+
+def test_where_the_server_judges_clients_losses_do_not_count() -> None:
+    """All losses are the server's: that of the broadcast model as well as those of what is tried."""
+    asked: list[float] = []
+
+    def validate(arrays: ArrayRecord) -> float:
+        asked.append(float(len(asked)))
+        return 10.0 + asked[-1]  # every model is worse than the one before
+
+    strategy = FIPA(validate=validate, fraction_evaluate=0.0)
+    rounds = run(strategy, 1)
+    assert strategy.rule == fipa.SharedFIPA()
+    assert rounds[1]["accepted"] == 0.0
+    assert len(asked) == 1 + rounds[1]["trials"]
 
 
 def test_curvature_of_an_objective_is_as_cheap_as_that_of_an_app() -> None:

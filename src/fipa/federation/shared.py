@@ -270,7 +270,8 @@ class SharedStep:
         apply = aggregator(self.theta, [pooled])
         if control is None:
             return Outcome(apply(rule, {}), None, 1, rule.damping, radius=rule.radius)
-        if isinstance(control, TrustRegion) and len(self.replies) < self.round.population:
+        some = len(self.replies) < self.round.population and any(r.loss is not None for r in self.replies.values())
+        if isinstance(control, TrustRegion) and some:
             radius = control.start(self.theta) if radius is None else radius
             radius = control.adapted(radius, ratio, self.memory.full_length, age)
             return Outcome(apply(replace(rule, radius=radius), {}), radius, 1, rule.damping, radius=radius)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +156,20 @@ def judged(content: RecordDict, name: str | None) -> float:
             f"has {there}, expected {wanted}: let @app.evaluate() return the loss, or name it with FIPA(loss_name=...)"
         )
     return _loss(numbers, found[0])
+
+
+def judgements(
+    replies: Iterable[Message], key: str, most: int
+) -> tuple[list[tuple[float, dict[str, float]]], list[str]]:
+    """Weights and numbers of apps' evaluations, and what is wrong with those that cannot be used."""
+    rows, refused = [], []
+    for reply in replies:
+        reason, weight, numbers = judgement(reply, key, most)
+        if reason is None:
+            rows.append((float(weight), finite_numbers(numbers)))
+        else:
+            refused.append(f"refused: the evaluation of node {reply.metadata.src_node_id} {reason}")
+    return rows, refused
 
 
 def judgement(reply: Message, key: str, most: int) -> tuple[str | None, int, dict[str, Any]]:

@@ -30,7 +30,7 @@ from fipa.flower.masked import MASKED, SECURE, masked
 from fipa.flower.masked import answered as answered_masked
 from fipa.flower.names import HALF, Names, change
 from fipa.flower.node import Objective, SiteOf, answered, evaluated, expected, site_by, told
-from fipa.flower.request import FIPA_ACTION, KEY, WHO, Request
+from fipa.flower.request import FIPA_ACTION, KEY, OBJECTIVE, WHO, Request
 from fipa.flower.watch import Training, current, replaceable, watched
 from fipa.layout import Layout
 from fipa.randomness import seed_for
@@ -73,7 +73,8 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
         partition = context.node_config.get("partition-id")
         if not isinstance(partition, int):
             raise FipaError("this node has no partition id: start it with --node-config 'partition-id=0 ...'")
-        return Message(RecordDict({KEY: ConfigRecord({"partition": partition})}), reply_to=message)
+        told: dict[str, Any] = {"partition": partition, OBJECTIVE: site_of is not None}
+        return Message(RecordDict({KEY: ConfigRecord(told)}), reply_to=message)
 
     @app.query(MASKED)
     def exchange(message: Message, context: Context) -> Message:

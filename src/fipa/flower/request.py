@@ -24,6 +24,7 @@ VERSION = 3
 KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
+OBJECTIVE = "objective"  # in its answer: whether the node has one
 FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
 JUDGE = "evaluate"  # the question for the loss at a model, to an app's own evaluate function
 QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, VariedLoss, Bend, Curve)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fipa.errors import FipaError
-from fipa.flower.request import KEY, WHO
+from fipa.flower.request import KEY, OBJECTIVE, WHO
 
 PAUSE = 0.1  # seconds between two looks for replies
 PATIENCE = 60.0  # seconds for a node to say who it is
@@ -24,6 +24,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._partitions: dict[int, int] = {}  # in the order of their answers
+        self._objectives: set[int] = set()  # nodes that have one
         self._asked: dict[int, float] = {}  # when
         self._questions: set[str] = set()  # without an answer
         self._silent: set[int] = set()  # did not answer in their last round
@@ -32,6 +33,10 @@ class Roster:
     def partition(self, node: int) -> int:
         """The partition that a node holds; -1 for a node that did not say."""
         return self._partitions.get(node, -1)
+
+    def objectives(self, nodes: Iterable[int]) -> bool:
+        """Whether all of these nodes have an objective: they can answer any question."""
+        return self._objectives.issuperset(nodes)
 
     def heard(self, node: int, answered: bool) -> None:
         """Whether a node has answered in its round: if not, another with its partition may take its place."""
@@ -86,6 +91,8 @@ class Roster:
                 if partition in self._partitions.values():
                     log(WARNING, "node %d says that it holds partition %d, as another one does", node, partition)
                 self._partitions[node] = partition
+                if record is not None and record.get(OBJECTIVE) is True:
+                    self._objectives.add(node)
             else:
                 self._asked[node] = -PATIENCE  # nobody waits for it
                 reason = str(reply.error.reason) if reply.has_error() else f"it says {partition!r}"

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fipa.aggregation.rule import Rule
+from fipa.clients.gradient import FullGradient
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
@@ -25,7 +26,7 @@ from fipa.federation.participation import Faults, Share
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.safety import Safety
 from fipa.federation.stage import Control
-from fipa.flower.answer import Limits, finite_numbers, judgement
+from fipa.flower.answer import Limits, judgements
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
 from fipa.flower.journal import EVALUATE, TRAIN, Journal
@@ -48,8 +49,8 @@ class FIPA(FedAvg):
     Parameters
     ----------
     rule
-        Default: `fipa.CompletedFIPA(damping=1.0, pull=0.0)`; with `GaussNewton` `fipa.FIPA(floor=0.01)`, with
-        `FullGradient` `fipa.SharedFIPA()`.
+        By default, if all clients have an objective, `fipa.SharedFIPA()` with `local=fipa.FullGradient()`; if apps
+        train by themselves `fipa.CompletedFIPA(damping=1.0, pull=0.0)`, with `GaussNewton` `fipa.FIPA(floor=0.01)`.
     local
         How clients with an objective train: `fipa.FullGradient()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
@@ -99,10 +100,8 @@ class FIPA(FedAvg):
         Folder for results.json, of which `fipa report` makes a page.
     arm
         Stages and participation all at once, as experiments have them, in the place of the settings above.
-    seen
-        What an earlier strategy's `seen` tells of the clients, for a rule that remembers them.
-    **settings
-        Of Flower's `FedAvg`: `fraction_train`, `min_available_nodes` and so on.
+    seen, **settings
+        What an earlier strategy's `seen` tells of the clients; and those of Flower's `FedAvg`: `fraction_train`, ...
 
     Attributes
     ----------
@@ -148,13 +147,13 @@ class FIPA(FedAvg):
         check(locals())
         replaced = [name for name in OURS if getattr(type(self), name) is not getattr(FIPA, name)]
         if replaced and type(self).start is FIPA.start:
-            raise FipaError(
-                f"{type(self).__name__}.{replaced[0]} would never be called: FIPA has rounds of its own, unless "
-                "`start` is your own, too, and calls it"
-            )
+            text = "would never be called: FIPA has rounds of its own, unless `start` is your own, too, and calls it"
+            raise FipaError(f"{type(self).__name__}.{replaced[0]} {text}")
         sketches = {"rank": rank, "labels": labels, "examples": examples}
         self._main = main_stage(rule, local, plan, control, safety, lr_scale, sketches)
         self.rule = self._main.rule
+        said = (rule, local, plan, arm, *sketches.values(), control)
+        self._open = all(value is None for value in said) and lr_scale == 1.0 and not warmup_rounds
         self._warmup = warmup_stage(warmup_rounds, warmup_rule, warmup_local, local)
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
         self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
@@ -187,6 +186,14 @@ class FIPA(FedAvg):
         length = max(1, num_rounds - sum(stage.rounds for stage in warmup))
         faults = Faults(use_late=self.late is not None, discount=self.late or 1.0)
         return Arm("FIPA", (*warmup, replace(self._main, rounds=length)), share, faults, average=0)
+
+    def decide(self, grid: Grid) -> None:
+        """If nothing was said about rule and training: clients that all have an objective share a basis."""
+        if self._open and self._roster.objectives(self._roster.present(grid, self.patience.least).values()):
+            self._main = main_stage(None, FullGradient(), None, None, None, 1.0, {})
+            self.rule = self._main.rule
+            log(INFO, "All clients have an objective: %s", self.rule)
+        self._open = False
 
     def summary(self) -> None:
         """Log the settings."""
@@ -264,14 +271,10 @@ class FIPA(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Weighted means of the clients' numbers, added up in the order of the clients."""
-        rows = []
-        for reply in sorted(replies, key=lambda reply: self._roster.partition(reply.metadata.src_node_id)):
-            reason, weight, numbers = judgement(reply, self.weighted_by_key, self.limits.examples)
-            if reason is None:
-                rows.append((weight, finite_numbers(numbers)))
-            else:
-                text = f"refused: the evaluation of node {reply.metadata.src_node_id} {reason}"
-                self.journal.say(event(server_round, None, text), WARNING)
+        ordered = sorted(replies, key=lambda reply: self._roster.partition(reply.metadata.src_node_id))
+        rows, refused = judgements(ordered, self.weighted_by_key, self.limits.examples)
+        for text in refused:
+            self.journal.say(event(server_round, None, text), WARNING)
         return MetricRecord(dict(means(rows))) if rows else None
 
     def settings(self) -> tuple[dict[str, str], dict[str, str]]:

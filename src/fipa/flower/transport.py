@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -197,6 +197,8 @@ class FlowerTransport:
             self._apps_train = ask.question.local is None
         messages = {client: self.message(ask, client) for client in ask.clients}
         ids = self.send(messages)
+        if isinstance(ask.question, Order) and self._validate is not None:
+            return lambda: _unjudged(self._answers(ask, messages, ids))
         return lambda: self._answers(ask, messages, ids)
 
     def _validated(self, question: Loss) -> float:
@@ -325,6 +327,11 @@ def scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
     if rate is None:
         return {**config, SCALE: factor}
     return {**config, rate: config[rate] * factor, SCALE: 1.0}
+
+
+def _unjudged(answers: Answers) -> Answers:
+    """Without clients' losses: where the server judges, its loss is another."""
+    return replace(answers, values={client: replace(reply, loss=None) for client, reply in answers.values.items()})
 
 
 def _joined(first: Post, second: Post) -> Post:
