@@ -2,8 +2,9 @@
 
 Five clients with 160 images of two classes of CIFAR-10 each, and 40 more to evaluate on, as an app has them: the
 network of Flower's quickstart, one epoch of SGD with momentum. Training with FedAvg stops at 29 %. From there `FIPA()`,
-as it comes, stands beside FedAvg with the app's learning rate and with a tenth of it, after 20 rounds and after as many
-rounds as take FIPA's bytes, up and down. Needs CIFAR-10 (`fipa data get cifar10`), and some twenty minutes on a core.
+as it comes, for this app and for one that gives an objective in the place of its training, stands beside FedAvg with
+the app's learning rate and with a tenth of it, after 20 rounds and after as many rounds as take FIPA's bytes, up and
+down. Needs CIFAR-10 (`fipa data get cifar10`), and some twenty minutes on a core.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fipa.flower.local import LocalGrid
 
 FILE = Path(__file__).with_suffix(".csv")
 COLUMNS = ("arm", "seed", "rounds", "mib", "start", "last", "lowest", "loss_start", "loss_last", "curvature_share")
-ARMS = ("FIPA()", "FedAvg", "FedAvg, lr/10")
+ARMS = ("FIPA()", "FIPA(), objective", "FedAvg", "FedAvg, lr/10")
 SEEDS, CLIENTS, ROUNDS, LR, TARGET = range(5), 5, 20, 0.03, 0.29
 Data = tuple[Tensor, Tensor]
 
@@ -68,16 +69,19 @@ def images(seed: int) -> tuple[list[tuple[Data, Data]], Data]:
     return clients, scaled(everything.test, torch.randperm(10_000, generator=g)[:2000])
 
 
-def app(seed: int) -> ClientApp:
-    """As a user has it."""
-    app = client(ClientApp())
+def app(seed: int, objective: bool = False) -> ClientApp:
+    """As a user has it: with training of its own, or with an objective."""
+
+    def own(context: Context) -> tuple[nn.Module, Data]:
+        return Net(), images(seed)[0][int(context.node_config["partition-id"])][0]
+
+    app = client(ClientApp(), objective=own if objective else None)
 
     def loaded(message: Message) -> nn.Module:
         model = Net()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         return model
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         model, config = loaded(message), message.content["config"]
         partition = int(context.node_config["partition-id"])
@@ -89,6 +93,9 @@ def app(seed: int) -> ClientApp:
             cross_entropy(model(x[batch]), y[batch]).backward()
             optimizer.step()
         return reply(message, context, model, (x, y))
+
+    if not objective:
+        app.train()(train)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -131,16 +138,16 @@ def started(seed: int) -> ArrayRecord:
 
 def run(seed: int, arm: str, strategy: FIPA, lr: float, start: ArrayRecord, rounds: int, cuts: set[int]) -> list[Any]:
     """Rows for the rounds in `cuts`."""
-    watch = judged(seed, lambda k: k in cuts or k == 0 or (k <= ROUNDS and arm == "FIPA()"))
-    config = ConfigRecord({"lr": lr})
-    result = strategy.start(LocalGrid(app(seed), CLIENTS), start, rounds, train_config=config, evaluate_fn=watch)
+    watch = judged(seed, lambda k: k in cuts or k == 0 or (k <= ROUNDS and arm.startswith("FIPA")))
+    config, grid = ConfigRecord({"lr": lr}), LocalGrid(app(seed, arm.endswith("objective")), CLIENTS)
+    result = strategy.start(grid, start, rounds, train_config=config, evaluate_fn=watch)
     train, central, rows, spent = result.train_metrics_clientapp, result.evaluate_metrics_serverapp, [], 0.0
     for k in range(1, rounds + 1):
         spent += (int(train[k]["uplink-bytes"]) + int(train[k]["downlink-bytes"])) / 2**20
         if k in cuts:
             seen = [float(m["accuracy"]) for j, m in central.items() if 0 < j <= k]
             share = [float(train[j]["curvature-seconds"]) / float(train[j]["train-seconds"])
-                     for j in range(2, k + 1) if "curvature-seconds" in train[j]]  # fmt: skip
+                     for j in range(2, k + 1) if "train-seconds" in train[j]]  # fmt: skip
             rows.append((
                 arm, seed, k, round(spent, 1), round(float(central[0]["accuracy"]), 4),
                 round(float(central[k]["accuracy"]), 4), round(min(seen), 4), round(float(central[0]["loss"]), 3),
@@ -160,7 +167,7 @@ def main() -> None:
         start = started(seed) if missing else None
         for arm in missing:
             assert start is not None
-            ours, lr = arm == "FIPA()", LR / 10 if arm.endswith("lr/10") else LR
+            ours, lr = arm.startswith("FIPA"), LR / 10 if arm.endswith("lr/10") else LR
             strategy = FIPA(None if ours else fipa.FedAvg(), fraction_evaluate=0.0)
             alike = ROUNDS if ours else round(float(there["FIPA()"][3]) / (2 * CLIENTS * SIZE))
             new = run(seed, arm, strategy, lr, start, max(alike, ROUNDS), {ROUNDS, alike})

@@ -234,3 +234,26 @@ def test_objectives_in_half_precision_are_computed_in_single(half: torch.dtype, 
     rounds = result.train_metrics_clientapp
     assert {numbers["clients"] for numbers in rounds.values()} == {NODES}
     assert rounds[3]["loss-after"] < rounds[1]["loss"]
+
+
+def test_by_default_an_app_that_evaluates_judges_by_that() -> None:
+    """What clients hold out decides: here every other model is worse, and the one from the server stays."""
+    app, asked = client(ClientApp(), objective=objective), []
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        asked.append(context.node_id)
+        loss = 1.0 if len(asked) <= NODES else 2.0
+        return Message(RecordDict({"metrics": MetricRecord({"loss": loss, "num-examples": 1})}), reply_to=message)
+
+    strategy = FIPA(fraction_evaluate=0.0)
+    start = network().state_dict()
+    result = strategy.start(LocalGrid(app, NODES), ArrayRecord(start), 1)
+    numbers = result.train_metrics_clientapp[1]
+    assert len(asked) == NODES * (1 + int(numbers["trials"]))
+    assert numbers["accepted"] == 0.0
+    assert all(torch.equal(one, start[name]) for name, one in result.arrays.to_torch_state_dict().items())
+    asked.clear()
+    told = FIPA(local=fipa.FullGradient(), fraction_evaluate=0.0)  # as said: by the objective
+    assert told.start(LocalGrid(app, NODES), ArrayRecord(start), 1).train_metrics_clientapp[1]["accepted"] == 1.0
+    assert not asked

@@ -182,6 +182,12 @@ class SampledPlan(CurvaturePlan):
     max_examples: int | None = None
     sampled_labels: int | None = None
 
+    def for_loss(self, loss: LossName) -> Self:
+        """The same without what a loss has no use for, where who made the plan did not know the loss."""
+        labels = self.sampled_labels if loss == "cross_entropy" else None
+        examples = None if loss == "least_squares" else self.max_examples
+        return replace(self, sampled_labels=labels, max_examples=examples)
+
     def options(self, layout: Layout, occasion: Occasion) -> Options:
         """The options of one computation."""
         return {

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.summary import CurvatureSummary, Occasion
+from fipa.curvature.summary import CurvatureSummary, Occasion, SampledPlan
 from fipa.curvature.terms import LossName
 from fipa.errors import FipaError, SketchError
 from fipa.federation.messages import Reply
@@ -30,7 +30,7 @@ from fipa.flower.masked import MASKED, SECURE, masked
 from fipa.flower.masked import answered as answered_masked
 from fipa.flower.names import HALF, Names, change
 from fipa.flower.node import Objective, SiteOf, answered, evaluated, expected, site_by, told
-from fipa.flower.request import FIPA_ACTION, KEY, OBJECTIVE, WHO, Request
+from fipa.flower.request import FIPA_ACTION, JUDGE, KEY, OBJECTIVE, WHO, Request
 from fipa.flower.watch import Training, current, replaceable, watched
 from fipa.layout import Layout
 from fipa.randomness import seed_for
@@ -73,7 +73,8 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
         partition = context.node_config.get("partition-id")
         if not isinstance(partition, int):
             raise FipaError("this node has no partition id: start it with --node-config 'partition-id=0 ...'")
-        told: dict[str, Any] = {"partition": partition, OBJECTIVE: site_of is not None}
+        own: Any = app.evaluate
+        told: dict[str, Any] = {"partition": partition, OBJECTIVE: site_of is not None, JUDGE: own.own()}
         return Message(RecordDict({KEY: ConfigRecord(told)}), reply_to=message)
 
     @app.query(MASKED)
@@ -199,11 +200,7 @@ def curvature(request: Request, model: nn.Module, layout: Layout, data: Data, de
     own, shared = seed_for(request.seed, "sketch", k, request.client), seed_for(request.seed, "test matrix", k)
     if plan is None:
         return None
-    settings: Any = plan
-    if data.loss != "cross_entropy" and getattr(plan, "sampled_labels", None) is not None:
-        settings = replace(settings, sampled_labels=None)  # squares have no labels to draw
-    if data.loss == "least_squares" and getattr(plan, "max_examples", None) is not None:
-        settings = replace(settings, max_examples=None)
+    settings: Any = plan.for_loss(data.loss) if isinstance(plan, SampledPlan) else plan
     occasion = Occasion(own, shared, delta)
     try:
         found: CurvatureSummary = settings.compute(model, layout, data, occasion)

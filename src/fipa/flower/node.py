@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 
 from fipa.clients.client import Client
-from fipa.curvature.summary import CurvatureSummary
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, SampledPlan
 from fipa.errors import FipaError
 from fipa.federation.basis import follow, mark_of
 from fipa.federation.focus import focus
@@ -84,10 +84,12 @@ class Clocked(Site):
 
     seconds = 0.0
 
-    def _compute(self, *args: Any) -> CurvatureSummary:
+    def _compute(self, plan: CurvaturePlan, client: int, *args: Any) -> CurvatureSummary:
         begun = time.perf_counter()
+        if isinstance(plan, SampledPlan):
+            plan = plan.for_loss(self.clients[client].loss)  # which the server does not know
         try:
-            return super()._compute(*args)
+            return super()._compute(plan, client, *args)
         finally:
             self.seconds += time.perf_counter() - begun
 

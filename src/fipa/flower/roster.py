@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fipa.errors import FipaError
-from fipa.flower.request import KEY, OBJECTIVE, WHO
+from fipa.flower.request import JUDGE, KEY, OBJECTIVE, WHO
 
 PAUSE = 0.1  # seconds between two looks for replies
 PATIENCE = 60.0  # seconds for a node to say who it is
@@ -24,7 +24,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._partitions: dict[int, int] = {}  # in the order of their answers
-        self._objectives: set[int] = set()  # nodes that have one
+        self._can: dict[str, set[int]] = {OBJECTIVE: set(), JUDGE: set()}  # nodes that have this
         self._asked: dict[int, float] = {}  # when
         self._questions: set[str] = set()  # without an answer
         self._silent: set[int] = set()  # did not answer in their last round
@@ -34,9 +34,9 @@ class Roster:
         """The partition that a node holds; -1 for a node that did not say."""
         return self._partitions.get(node, -1)
 
-    def objectives(self, nodes: Iterable[int]) -> bool:
-        """Whether all of these nodes have an objective: they can answer any question."""
-        return self._objectives.issuperset(nodes)
+    def all_have(self, what: str, nodes: Iterable[int]) -> bool:
+        """Whether all of these nodes have an `OBJECTIVE`, or an evaluate function of their own to `JUDGE` by."""
+        return self._can[what].issuperset(nodes)
 
     def heard(self, node: int, answered: bool) -> None:
         """Whether a node has answered in its round: if not, another with its partition may take its place."""
@@ -91,8 +91,9 @@ class Roster:
                 if partition in self._partitions.values():
                     log(WARNING, "node %d says that it holds partition %d, as another one does", node, partition)
                 self._partitions[node] = partition
-                if record is not None and record.get(OBJECTIVE) is True:
-                    self._objectives.add(node)
+                for what, able in self._can.items():
+                    if record is not None and record.get(what) is True:
+                        able.add(node)
             else:
                 self._asked[node] = -PATIENCE  # nobody waits for it
                 reason = str(reply.error.reason) if reply.has_error() else f"it says {partition!r}"

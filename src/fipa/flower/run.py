@@ -44,7 +44,7 @@ class Run:
         self, strategy: FIPA, grid: Grid, initial: Mapping[str, Tensor], last: int, patience: Patience,
         config: ConfigRecord | None = None, evaluate_config: ConfigRecord | None = None,
     ) -> None:  # fmt: skip
-        strategy.decide(grid)
+        self._decided = strategy.decide(grid)
         self._strategy, self._grid, self._initial, self._last = strategy, grid, initial, last
         self._patience, self._config, self._evaluate_config = patience, config, evaluate_config or ConfigRecord()
         self._journal, (self._fixed, self._free) = strategy.journal, strategy.settings()
@@ -69,6 +69,7 @@ class Run:
             self._grid, self._cargo, tuple(self._initial), self._patience, self._config,
             evaluate_config=self._evaluate_config, settled=settled,
         )  # fmt: skip
+        self._transport.held_out = self._decided
         self.state = self._coordinator.start(theta, self._cargo.buffers, self._strategy.seen)
 
     @property

@@ -12,6 +12,7 @@ from fipa.aggregation.rule import Rule, plan_for
 from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.gradient import FullGradient
 from fipa.clients.rule import LocalRule
+from fipa.curvature.basis import BasisPlan
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
@@ -23,6 +24,7 @@ from fipa.federation.trust import TrustRegion
 
 FLOOR = 0.01
 RANK, EXAMPLES = 10, 32  # of the default sketches: about as much work as one epoch on a few hundred images
+SEEN = 500  # examples that matrices in a shared basis are of, at most
 LEAST = {"warmup_rounds": 0, "rank": 1, "labels": 0, "examples": 1, "keep": 0, "stop_after": 0, "seed": 0}
 KINDS: dict[str, tuple[type, ...]] = {
     "control": (StepControl, TrustRegion, bool),
@@ -89,6 +91,8 @@ def main_stage(
     if plan is None and (given or (ours and sketched)):
         labels = given.get("labels", 1) or None
         plan = SketchPlan(given.get("rank", RANK), max_examples=given.get("examples", EXAMPLES), sampled_labels=labels)
+    if plan is None and gradients:
+        plan = BasisPlan(max_examples=SEEN, sampled_labels=1)
     plan = plan_for(rule) if plan is None else plan
     return Stage(rule, local, 1, plan, lr_scale, control=control or None, safety=safety)
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fipa.aggregation.rule import Rule
+from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gradient import FullGradient
 from fipa.clients.rule import LocalRule
 from fipa.curvature.summary import CurvaturePlan
@@ -30,6 +31,7 @@ from fipa.flower.answer import Limits, judgements
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
 from fipa.flower.journal import EVALUATE, TRAIN, Journal
+from fipa.flower.request import OBJECTIVE
 from fipa.flower.roster import Roster, collect, post
 from fipa.flower.run import Run
 from fipa.flower.settings import check, main_stage, settings_of, warmup_stage, whole
@@ -87,8 +89,6 @@ class FIPA(FedAvg):
     late
         A late answer counts in a later round, with the sketch it was made with, and its weight times this to the
         power of its age in rounds; None for not at all.
-    limits
-        What is taken from a client at most.
     seed
         Of all choices: the same seed gives the same run, whatever the nodes' ids and the order of their replies.
     checkpoint, keep
@@ -96,12 +96,12 @@ class FIPA(FedAvg):
         you like, but for those that the error names. Beside it the states after the last `keep` rounds, and the best.
     stop_after
         So many rounds in a row without a usable answer, a quorum or a judge end the run with an error; 0 for never.
-    output
-        Folder for results.json, of which `fipa report` makes a page.
+    limits, output
+        What is taken from a client at most. A folder for results.json, of which `fipa report` makes a page.
     arm
         Stages and participation all at once, as experiments have them, in the place of the settings above.
     seen, **settings
-        What an earlier strategy's `seen` tells of the clients; and those of Flower's `FedAvg`: `fraction_train`, ...
+        What an earlier strategy's `seen` tells of the clients; those of Flower's `FedAvg`: `fraction_train`, ...
 
     Attributes
     ----------
@@ -187,13 +187,13 @@ class FIPA(FedAvg):
         faults = Faults(use_late=self.late is not None, discount=self.late or 1.0)
         return Arm("FIPA", (*warmup, replace(self._main, rounds=length)), share, faults, average=0)
 
-    def decide(self, grid: Grid) -> None:
-        """If nothing was said about rule and training: clients that all have an objective share a basis."""
-        if self._open and self._roster.objectives(self._roster.present(grid, self.patience.least).values()):
+    def decide(self, grid: Grid) -> bool:
+        """If nothing was said about rule and training, clients that all have an objective share a basis: is it so?"""
+        if self._open and self._roster.all_have(OBJECTIVE, self._roster.present(grid, self.patience.least).values()):
             self._main = main_stage(None, FullGradient(), None, None, None, 1.0, {})
             self.rule = self._main.rule
             log(INFO, "All clients have an objective: %s", self.rule)
-        self._open = False
+        return isinstance(self.rule, SharedFIPA) and self._open
 
     def summary(self) -> None:
         """Log the settings."""

@@ -174,13 +174,12 @@ class FlowerTransport:
         settled: bool = False,
     ) -> None:
         self.grid, self.cargo, self.names, self.patience = grid, cargo, tuple(names), patience
-        self.roster = roster or Roster()
-        self.inbox = Inbox()
+        self.roster, self.inbox = roster or Roster(), Inbox()
         self.seed, self._precision, self._limits = seed, precision, limits or Limits()
         self.config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
         self._validate, self._loss_name, self._strict = validate, loss_name, strict
-        self.settled = settled
-        self._apps_train = False  # by functions of their own, and are judges by another
+        self.settled, self._apps_judge = settled, False
+        self.held_out = False  # whether apps with an evaluate function judge by that, where all clients take part
         self._nodes: dict[int, int] = {}  # by client
         self._frame = cargo.checksum
         self._framed: set[int] = set()  # nodes that have been sent the frame
@@ -194,12 +193,13 @@ class FlowerTransport:
             loss = self._validated(ask.question)
             return lambda: Answers(dict.fromkeys(ask.clients, loss))
         if isinstance(ask.question, Order):
-            self._apps_train = ask.question.local is None
+            everybody = self.held_out and len(ask.clients) == len(self._nodes)
+            held_out = everybody and self.roster.all_have(JUDGE, self._nodes.values())
+            self._apps_judge = ask.question.local is None or held_out
         messages = {client: self.message(ask, client) for client in ask.clients}
         ids = self.send(messages)
-        if isinstance(ask.question, Order) and self._validate is not None:
-            return lambda: _unjudged(self._answers(ask, messages, ids))
-        return lambda: self._answers(ask, messages, ids)
+        others = isinstance(ask.question, Order) and (self._validate is not None or self._apps_judge)
+        return lambda: _unjudged(self._answers(ask, messages, ids)) if others else self._answers(ask, messages, ids)
 
     def _validated(self, question: Loss) -> float:
         assert self._validate is not None
@@ -271,7 +271,7 @@ class FlowerTransport:
         return arrays | {name: arrays[own] for name, own in self.cargo.tied.items()}
 
     def _method(self, question: Asked) -> str:
-        return JUDGE if isinstance(question, Loss) and self._apps_train else question.method
+        return JUDGE if isinstance(question, Loss) and self._apps_judge else question.method
 
     def node(self, client: int) -> int:
         """The node that holds a client's partition."""
@@ -330,7 +330,7 @@ def scaled(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _unjudged(answers: Answers) -> Answers:
-    """Without clients' losses: where the server judges, its loss is another."""
+    """Without clients' losses on what they train on: where others judge, theirs is the loss that counts."""
     return replace(answers, values={client: replace(reply, loss=None) for client, reply in answers.values.items()})
 
 

@@ -59,7 +59,8 @@ current: ContextVar[Training | None] = ContextVar("current", default=None)
 def replaceable(register: Callable[..., Any], stand_in: Function, mods: tuple[Mod, ...] = ()) -> Callable[..., Any]:
     """Register a function by an app's `train` or `evaluate`; what comes back is to take that method's place.
 
-    The app's own function, if it registers one later, replaces it, and runs within these mods.
+    The app's own function, if it registers one later, replaces it, and runs within these mods. `own()` of what comes
+    back tells whether there is one.
     """
     own = [stand_in]
 
@@ -82,6 +83,7 @@ def replaceable(register: Callable[..., Any], stand_in: Function, mods: tuple[Mo
         register()(standing)
     except ValueError:  # the app came with a function of its own
         stands = False
+    registering.own = lambda: not stands or len(own) > 1  # type: ignore[attr-defined]
     return registering
 
 
