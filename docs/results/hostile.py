@@ -1,7 +1,9 @@
 """What one hostile client of ten does to a shared basis: `python docs/results/hostile.py` writes hostile.csv.
 
 Digits, ten clients, ten rounds after the warm-up of `fipa run digits`. Client 0 lies in every round, in one of the ways
-below, with the guards as they come, without the server's look at the matrices, and without control of the step.
+below, with the guards as they come, without the server's look at the matrices, without a limit to the length of a
+gradient, and without control of the step. Matrices have all of their digits here: in 8 bits a negative one cannot be
+told.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 import fipa
+from fipa.coding import Coded
 from fipa.curvature import basis as matrices
 from fipa.curvature.basis import pack
 from fipa.federation import shared
@@ -32,7 +35,7 @@ Lie = Callable[[Tensor], Tensor]
 
 def noise(answer: Tensor) -> Tensor:
     """A symmetric matrix of the same size that is no curvature."""
-    size = int(math.sqrt(2 * answer.numel()))
+    size = int(math.sqrt(2 * answer.numel()))  # of one half
     drawn = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
     half = pack(drawn + drawn.T)
     return half * (answer.norm() / half.norm())
@@ -51,7 +54,12 @@ GRADIENTS: dict[str, Lie] = {
     "gradient at random": lambda delta: torch.randn(len(delta), generator=torch.Generator().manual_seed(0)),
 }
 LIES = ("none", *MATRICES, *GRADIENTS, "another client's gradient")
-GUARDS = ("all", "matrices unchecked", "step uncontrolled")
+GUARDS = ("all", "matrices unchecked", "gradients of any length", "step uncontrolled")
+
+
+def told(lie: Lie, answer: Tensor) -> Tensor:
+    """The bytes of a lie."""
+    return lie(answer.view(torch.float32)).contiguous().view(torch.uint8)
 
 
 @contextmanager
@@ -73,14 +81,16 @@ def lying(lie: str) -> Iterator[None]:
                 delta = GRADIENTS[lie](delta)
             elif lie == "another client's gradient" and others:
                 delta = others[0]
-            told.append(replace(reply, update=replace(reply.update, delta=delta)))
+            if delta is not reply.update.delta:
+                reply = replace(reply, update=replace(reply.update, delta=delta), coded=(Coded.of(delta),))
+            told.append(reply)
         return told
 
     def lying_curvatures(site: Site, clients: Any, *about: Any) -> Any:
         answers = curvatures(site, clients, *about)
-        if lie not in MATRICES or LIAR not in clients or not isinstance(about[-1], int):
+        if lie not in MATRICES:
             return answers
-        return [MATRICES[lie](a) if client == LIAR else a for client, a in zip(clients, answers, strict=True)]
+        return [told(MATRICES[lie], a) if client == LIAR else a for client, a in zip(clients, answers, strict=True)]
 
     Site.work, Site.curvatures = lying_work, lying_curvatures  # type: ignore[method-assign]
     try:
@@ -92,19 +102,21 @@ def lying(lie: str) -> Iterator[None]:
 @contextmanager
 def guarded(guards: str) -> Iterator[dict[str, Any]]:
     """The settings of an arm with these guards."""
-    steepest, negative = shared.STEEPEST, matrices._negative
+    steepest, longest, negative = shared.STEEPEST, shared.LONGEST, matrices._negative
+    if guards == "gradients of any length":
+        shared.LONGEST = math.inf  # type: ignore[assignment]
     if guards == "matrices unchecked":
         shared.STEEPEST, matrices._negative = math.inf, lambda _: None  # type: ignore[assignment]
     try:
         yield {"trust_region": False} if guards == "step uncontrolled" else {}
     finally:
-        shared.STEEPEST, matrices._negative = steepest, negative
+        shared.STEEPEST, shared.LONGEST, matrices._negative = steepest, longest, negative
 
 
 def measured(some: int, lie: str, guards: str) -> list[dict[str, Any]]:
     """A row for each seed."""
     with tempfile.TemporaryDirectory() as out, lying(lie), guarded(guards) as settings:
-        arm = {"rule": {"name": "shared-fipa"}, "local": {"name": "gradient"}, **settings}
+        arm = {"rule": {"name": "shared-fipa", "bits": 32}, "local": {"name": "gradient"}, **settings}
         if some < 10:
             arm["participation"] = {"kind": "uniform", "count": some}
         results = fipa.run(

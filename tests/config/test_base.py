@@ -29,7 +29,7 @@ def test_tables_are_merged_and_all_else_is_replaced(tmp_path: Path) -> None:
 def test_arms_are_replaced_and_take_the_bases_defaults(tmp_path: Path) -> None:
     mine = written(tmp_path, 'base = "digits"\ncontrol = "only"\n[[arms]]\nname = "only"\nrule = { name = "fedavg" }\n')
     assert [arm.name for arm in mine.arms] == ["only"]
-    assert mine.arms[0].local == load("digits")[1].arms[0].local
+    assert mine.arms[0].local == next(arm.local for arm in load("digits")[1].arms if arm.name == "FedAvg")
 
 
 def test_a_table_of_another_kind_is_not_merged(tmp_path: Path) -> None:

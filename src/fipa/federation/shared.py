@@ -318,7 +318,8 @@ class SharedStep:
             wanted, way = wanted + turn, turn
         kept = used if taken is not None and trials > 1 else wanted  # one that no trial was left for is worth one
         after = best - judges.penalty(self.theta if taken is None else taken.theta)
-        return Outcome(taken, kept, trials, self.rule.damping, radius=used, loss_after=after)
+        before = judges.loss - judges.penalty(self.theta)
+        return Outcome(taken, kept, trials, self.rule.damping, radius=used, loss=before, loss_after=after)
 
     def _expected(self, pooled: ClientUpdate, step: Tensor) -> float:
         """By how much the loss falls, as the quadratics have it."""
