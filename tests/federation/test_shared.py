@@ -310,6 +310,8 @@ def test_few_bits_lead_to_nearly_the_same_place() -> None:
     np.testing.assert_allclose(exact[-1][0].theta.numpy(), optimum(), rtol=1e-3, atol=1e-3)
 
 
-def test_parts_of_a_loss_with_several_terms_are_refused() -> None:
-    with pytest.raises(FipaError, match="a loss of 2 terms has no parts"):
-        run(shared(parts=2), two_terms)
+def test_a_loss_with_several_terms_comes_in_one_part() -> None:
+    ((_, record),) = run(shared(parts=2, bits=32), two_terms)
+    scale, size, word = 4, 2, 8
+    assert record["uplink_bytes"] == 2 * (8 + size + scale + 3 * word)  # loss, codes, matrix
+    assert record["accepted"]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fipa.clients.rule import LocalRule, LocalWork
 from fipa.curvature.modes import evaluation_mode
-from fipa.errors import FipaError
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,16 @@ class FullGradient(LocalRule):
             return -objective.gradients(work.theta.expand(len(work.clients), -1))
 
     def split(self, work: LocalWork, parts: int) -> Tensor:
-        """The same in parts (M x parts x p) that add up to it: each of a share of the examples."""
+        """The same in parts (M x parts x p) that add up to it: each of a share of the examples.
+
+        There are no more parts than examples, and one of a loss that is a sum of several means.
+        """
         objective = work.objective.varied(work.generators) if self.augment else work.objective
-        if parts > 1 and len(objective.lengths) > 1:
-            raise FipaError(f"a loss of {len(objective.lengths)} terms has no parts: set SharedFIPA(parts=1)")
         thetas, n, found = work.theta.expand(len(work.clients), -1), objective.lengths[0], []
+        parts = 1 if len(objective.lengths) > 1 else min(parts, n)
         with evaluation_mode(work.model):
-            for part in range(min(parts, n)):
-                chosen = torch.arange(part, n, min(parts, n))
+            for part in range(parts):
+                chosen = torch.arange(part, n, parts)
                 index = None if parts == 1 else [chosen.expand(len(work.clients), -1)]
                 found.append(objective.gradients(thetas, index) * (-len(chosen) / n))
         return torch.stack(found, dim=1)

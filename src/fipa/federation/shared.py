@@ -231,10 +231,12 @@ class SharedStep:
 
     @cached_property
     def _usual_length(self) -> float:
-        """The median length of the gradients of all clients that are known, with what they told last."""
-        known = self.memory.clients.without([*self.replies])
-        lengths = [float(row.norm()) for row in known.updates]
-        return statistics.median([*lengths, *(float(_flat(reply.update).norm()) for reply in self.replies.values())])
+        """The median length of all clients' last gradients; updates of a warm-up, of another length, are none."""
+        known = self.memory.clients
+        rows = zip(known.ids.tolist(), known.rounds.tolist(), known.updates, strict=True)
+        told = {client: row for client, k, row in rows if k != UNTOLD and client not in self.replies}
+        told |= {client: _flat(reply.update) for client, reply in self.replies.items()}
+        return statistics.median(float(update.norm()) for update in told.values())
 
     def _late(self, one: Late) -> list[News]:
         """A gradient of an earlier model, which has moved since; nothing if nobody knows any more by how much.
