@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fipa.aggregation.additive import AdditiveFIPA
+from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.aggregation.shared import ClientMemory, SharedFIPA
 from fipa.clients.gradient import FullGradient
@@ -60,14 +61,14 @@ class SecureFIPA(FIPA):
         local = settings.get("local")
         if rule is None:
             rule = SharedFIPA() if isinstance(local, FullGradient) else AdditiveFIPA(damping=0.5, step=0.25)
-        shared = isinstance(rule, SharedFIPA)
+        shared = isinstance(rule, SharedFIPA) and not isinstance(rule, PrivateSharedFIPA)
         names = ("warmup_rounds", "late", "precision", "quorum", "arm", "rank", "labels", "examples", "seen")
         barred = [n for n in names if settings.get(n)]
         if settings.get("validate") is None and not shared:
             barred += ["control"] if settings.get("control") else []
             settings["control"] = False
         barred += ["local"] if local is not None and (local.remembers or local.tells) else []
-        if barred or not isinstance(rule, AdditiveFIPA | SharedFIPA):
+        if barred or not (shared or isinstance(rule, AdditiveFIPA)):
             what = f"{barred[0]}={settings[barred[0]]!r}" if barred else f"rule={rule!r}"
             raise FipaError(f"SecureFIPA takes no {what}: only sums are there (threshold is the quorum)")
         if signs is not None and not (shared and whole(signs, 0)):
