@@ -23,7 +23,7 @@ from fipa.curvature.basis import BasisCurvature, pack, unpack
 from fipa.errors import FipaError, UpdateError
 from fipa.linalg import eigh
 
-RELEASES = ClientMemory(discount=0.5)
+RELEASES = ClientMemory(discount=0.8)
 
 
 @dataclass(frozen=True)
