@@ -37,8 +37,8 @@ class PrivateSharedFIPA(SharedFIPA):
 
     Eigenvalues of the noisy matrix that noise alone would explain count as zero: there the step is that of gradient
     descent, $-g / \beta$, so `damping` must be positive. In the rounds of a federation, each round's release is
-    remembered as a quadratic, and counts `memory.discount` times less in each round after it. That averages noise out
-    and costs no privacy.
+    remembered as a quadratic, whose weight is multiplied by `memory.discount` in each round after it. That averages
+    noise out and costs no privacy.
 
     Parameters
     ----------
