@@ -13,6 +13,8 @@ from fipa.config.load import tomllib, validate
 from fipa.errors import FipaError
 from fipa.privacy import epsilon, noise_for
 
+PRIVATE = ("fedavg", "additive-fipa", "shared-fipa")
+
 
 def by_hand(z: float, rounds: int, delta: float) -> float:
     """Renyi divergence of order a: rounds x a / (2 z^2); to (epsilon, delta) by Balle et al. (2020), theorem 21."""
@@ -85,7 +87,7 @@ def test_opacus_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         epsilon(1.0, 1.0, 1, 1e-3)
 
 
-@pytest.mark.parametrize("rule", ['rule = { name = "private-fedavg" }', 'rule = { name = "private-additive-fipa" }'])
+@pytest.mark.parametrize("rule", [f'rule = {{ name = "private-{name}" }}' for name in PRIVATE])
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -99,3 +101,16 @@ def test_experiments_refuse_what_goes_around_the_noise(rule: str, more: str, mes
     arm = {"name": "A", "local": {"name": "sgd", "steps": 2}} | tomllib.loads(f"{rule}\n{more}")
     with pytest.raises(FipaError, match=message):
         validate({"rounds": 6, "problem": {"name": "sine"}, "arms": [arm]})
+
+
+def test_experiments_know_the_private_rule_in_a_shared_basis() -> None:
+    arm = {"name": "A", "local": {"name": "gradient"}, "rule": {"name": "private-shared-fipa", "damping": 0.3}}
+    content = {"rounds": 6, "problem": {"name": "sine"}, "arms": [arm]}
+    (built,) = validate(content).build(True)
+    assert built.stages[0].control is None
+    for more, message in (
+        ({"trust_region": True}, "no trust_region"),
+        ({"local": {"name": "sgd", "steps": 1}}, "local=fipa.FullGradient"),
+    ):
+        with pytest.raises(FipaError, match=message):
+            validate({**content, "arms": [arm | more]}).build(True)

@@ -18,6 +18,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.lbfgs import LBFGS
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
+from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.shared import ClientMemory, SharedFIPA
@@ -107,6 +108,7 @@ __all__ = [
     "Participation",
     "PrivateAdditiveFIPA",
     "PrivateFedAvg",
+    "PrivateSharedFIPA",
     "Problem",
     "RankWarning",
     "RelativeThreshold",

@@ -80,12 +80,13 @@ def test_own_problems_have_step_control_only_where_it_is_least_squares(tmp_path:
 @pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize("least_squares", [True, False])
 def test_step_control_is_on_for_fipa_on_least_squares(rule: str, least_squares: bool) -> None:
-    experiment = with_arm(f'rule = {{ name = "{rule}" }}')
+    local = 'local = { name = "gradient" }' if rule == "private-shared-fipa" else ""  # it takes no others
+    experiment = with_arm(f'rule = {{ name = "{rule}" }}\n{local}')
     (arm,) = experiment.build(least_squares)
     expected = StepControl() if rule in FIPAS and least_squares else None
     assert arm.stages[0].control == expected
     said = resolved(experiment, least_squares).arms[0]
-    assert (said.trust_region if rule == "shared-fipa" else said.step_control) == (expected is not None)
+    assert (said.trust_region if rule.endswith("shared-fipa") else said.step_control) == (expected is not None)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_a_server_may_want_fewer_eigenpairs(rank: object, limit: int | None, mos
         (fipa.CompletedFIPA(), SketchPlan()), (fipa.AdditiveFIPA(), AdditivePlan()),
         (fipa.PrivateAdditiveFIPA(), AdditivePlan()), (fipa.DiagonalFisher(), DiagonalPlan()),
         (fipa.FOOF(), CovariancePlan()), (SharedFIPA(), BasisPlan()),
+        (fipa.PrivateSharedFIPA(), BasisPlan()),
         (fipa.LBFGS(), None), (fipa.FedAdam(), None), (fipa.FedAdam(inner=fipa.FIPA()), SketchPlan()),
         (fipa.FedAvgM(inner=fipa.FedYogi(inner=fipa.FOOF())), CovariancePlan()), (lambda cohort, state: None, None),
     ],

@@ -57,11 +57,11 @@ class PrivateFedAvg:
 
     def __post_init__(self) -> None:
         check_not_negative(self, noise=self.noise, step=self.step)
-        _check_positive(self, clip=self.clip)
+        check_positive(self, clip=self.clip)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        _check_alike(cohort, "PrivateFedAvg")
-        normal, state = _next_round(self.seed, state)
+        check_alike(cohort, "PrivateFedAvg")
+        normal, state = next_round(self.seed, state)
         mean = noisy_mean(cohort.deltas, self.clip, self.noise, normal)
         return Step(self.step * mean, float(mean.numel()), 1.0, [1.0] * len(cohort.ids), state)
 
@@ -108,7 +108,7 @@ class PrivateAdditiveFIPA:
 
     def __post_init__(self) -> None:
         check_not_negative(self, noise=self.noise, damping=self.damping, step=self.step, cutoff=self.cutoff)
-        _check_positive(self, clip=self.clip, clip_products=self.clip_products, clip_response=self.clip_response)
+        check_positive(self, clip=self.clip, clip_products=self.clip_products, clip_response=self.clip_response)
         if len(self.split) != 3 or not all(0 < share < math.inf for share in self.split):
             raise FipaError(f"PrivateAdditiveFIPA(split={self.split}): needs three positive shares of the budget")
 
@@ -122,7 +122,7 @@ class PrivateAdditiveFIPA:
         return {part: self.noise / math.sqrt(share / total) for part, share in shares.items()}
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        _check_alike(cohort, "PrivateAdditiveFIPA")
+        check_alike(cohort, "PrivateAdditiveFIPA")
         statistics = cohort.require(AdditiveStatistics, "PrivateAdditiveFIPA")
         first = statistics[0]
         for client, one, delta in zip(cohort.clients, statistics, cohort.deltas, strict=True):
@@ -131,7 +131,7 @@ class PrivateAdditiveFIPA:
                 flaw = "sent statistics of another update than the one it sent: compute them with the same delta"
             if flaw:
                 raise UpdateError(f"{client} {flaw}")
-        normal, state = _next_round(self.seed, state)
+        normal, state = next_round(self.seed, state)
         z = self.multipliers
         products = noisy_mean([one.products for one in statistics], self.clip_products, z["products"], normal)
         response = noisy_mean([one.response for one in statistics], self.clip_response, z["response"], normal)
@@ -218,7 +218,7 @@ def system_normal(shape: torch.Size) -> Tensor:
     return torch.special.ndtri((bits + 0.5) / 2**52).reshape(shape)
 
 
-def _next_round(seed: int | None, state: Mapping[str, Tensor]) -> tuple[Normal, dict[str, Tensor]]:
+def next_round(seed: int | None, state: Mapping[str, Tensor]) -> tuple[Normal, dict[str, Tensor]]:
     """Where this round's noise comes from, and the state with one release more."""
     before = int(state.get("releases", 0))
     new = {"releases": torch.tensor(before + 1)}
@@ -228,14 +228,16 @@ def _next_round(seed: int | None, state: Mapping[str, Tensor]) -> tuple[Normal, 
     return lambda shape: torch.randn(shape, generator=generator, dtype=DOUBLE), new
 
 
-def _check_alike(cohort: Cohort, rule: str) -> None:
+def check_alike(cohort: Cohort, rule: str) -> None:
+    """Refuse weights that clients or the caller chose."""
     examples = sum(cohort.num_examples)
     by_examples = tuple(n / examples for n in cohort.num_examples)
     if cohort.weights != by_examples and len(set(cohort.weights)) > 1:
         raise UpdateError(f"{rule} weighs all clients alike, or one could outvote the noise: leave weight=... out")
 
 
-def _check_positive(rule: object, **values: float) -> None:
+def check_positive(rule: object, **values: float) -> None:
+    """Refuse settings of a rule that are not positive."""
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise FipaError(f"{type(rule).__name__}({name}={value}): must be a positive, finite number")

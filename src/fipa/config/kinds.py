@@ -20,6 +20,7 @@ from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
 from fipa.aggregation.lbfgs import LBFGS
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
+from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fipa.aggregation.shared import ClientMemory, SharedFIPA
 from fipa.clients.registry import LOCAL_RULES
@@ -48,6 +49,7 @@ RULES: dict[str, type] = {
     "shared-fipa": SharedFIPA,
     "private-fedavg": PrivateFedAvg,
     "private-additive-fipa": PrivateAdditiveFIPA,
+    "private-shared-fipa": PrivateSharedFIPA,
 }
 
 
@@ -61,7 +63,8 @@ def _specs(makers: Mapping[str, Callable[..., Any]], skip: tuple[str, ...]) -> d
     """A schema for each maker: its name and its keyword parameters."""
     specs = {}
     for name, maker in makers.items():
-        hints = get_type_hints(maker.__init__ if inspect.isclass(maker) else maker)
+        own = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)  # fields may be those of another module
+        hints = get_type_hints(maker.__init__ if own else maker)
         fields: dict[str, Any] = {"name": (Literal[name], name)}
         for parameter in inspect.signature(maker).parameters.values():
             if parameter.name not in skip:

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
+from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import needs_of
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gradient import FullGradient
@@ -116,7 +117,7 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
     rule: Any = stage.rule
     sketch = stage.sketch or SketchSpec()
     plan = _plan(rule, stage.inner, sketch)
-    if RULES[(stage.inner or rule).name] in (PrivateFedAvg, PrivateAdditiveFIPA):
+    if RULES[(stage.inner or rule).name] in (PrivateFedAvg, PrivateAdditiveFIPA, PrivateSharedFIPA):
         _check_private(stage, arm)
     if stage.inner is not None and "inner" not in inspect.signature(RULES[rule.name]).parameters:
         raise ValueError(f"inner belongs to fedavgm, fedadam, fedyogi and fedadagrad, not to {rule.name}")
@@ -159,8 +160,9 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
 def _check_private(stage: StageSpec, arm: ArmSpec) -> None:
     """Refuse what would tell the server about single clients past the noise, or is not what the accountant assumes."""
     local: Any = stage.local
-    if stage.step_control:
-        raise ValueError("a private rule takes no step_control: it uses the clients' losses, which have no noise")
+    if stage.step_control or stage.trust_region:
+        name = "step_control" if stage.step_control else "trust_region"
+        raise ValueError(f"a private rule takes no {name}: it uses the clients' losses, which have no noise")
     if LOCAL_RULES[local.name].tells:
         raise ValueError(f"a private rule takes no {local.name} clients: what they tell the server has no noise")
     if arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late):
@@ -188,7 +190,9 @@ def controls_by_default(stage: StageSpec, least_squares: bool) -> bool:
 def _trusts(stage: StageSpec) -> bool | TrustRegion:
     """Clients that send gradients in a shared basis have a trust region, unless the experiment says otherwise."""
     local: Any = stage.local
-    return LOCAL_RULES[local.name] is FullGradient if stage.trust_region is None else stage.trust_region
+    rule: Any = stage.rule
+    free = RULES[rule.name] is not PrivateSharedFIPA
+    return LOCAL_RULES[local.name] is FullGradient and free if stage.trust_region is None else stage.trust_region
 
 
 def _stage(stage: StageSpec, least_squares: bool) -> Stage:
@@ -313,7 +317,7 @@ def _resolved(arm: ArmSpec, rounds: int, least_squares: bool) -> ArmSpec:
 def _controls(stage: StageSpec, least_squares: bool) -> dict[str, Any]:
     """What controls the steps of a stage, said also where the experiment leaves it to the rule."""
     rule: Any = stage.rule
-    if RULES[rule.name] is SharedFIPA and not stage.step_control:
+    if issubclass(RULES[rule.name], SharedFIPA) and not stage.step_control:
         return {"step_control": None, "trust_region": _trusts(stage)}
     default = controls_by_default(stage, least_squares)
     return {"step_control": default if stage.step_control is None else stage.step_control}

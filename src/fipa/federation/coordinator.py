@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import Rule, aggregator
 from fipa.aggregation.shared import SharedFIPA
 from fipa.aggregation.update import ClientUpdate
@@ -27,6 +28,7 @@ from fipa.federation.judges import Judges, averaged
 from fipa.federation.messages import Answers, Ask, Gradient, Late, Order, Question, Reply, Who
 from fipa.federation.outcome import Outcome
 from fipa.federation.parameters import Seen, mean_of
+from fipa.federation.private import PrivateStep
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.safety import Pace, planned
 from fipa.federation.shared import SharedStep
@@ -137,7 +139,8 @@ class _Round:
                 arrived = _arrived(updates, replies, self.state.late)
                 rule: Any = self.stage.rule_at(self.place, self.seed)
                 rule = rule.settled(self.state.theta.dtype, len(clients) == self.population)
-                step = SharedStep(self, rule, replies, arrived).run()
+                kind = PrivateStep if isinstance(rule, PrivateSharedFIPA) else SharedStep
+                step = kind(self, rule, replies, arrived).run()
             else:
                 step = self._step(updates, replies)
             outcome = yield from self._survived(step)

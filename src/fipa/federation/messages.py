@@ -16,6 +16,8 @@ from fipa.curvature.summary import CurvaturePlan as Plan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.basis import Basis, Move
 
+POOL = -1  # in the place of a client: all clients of a round together, where nobody sees one of them
+
 
 @dataclass(frozen=True, eq=False)
 class Who:
@@ -48,6 +50,8 @@ class Order:
         Averaged tensors that are no parameters, by name (BatchNorm's statistics).
     parts
         In how many parts, each in 8 bits per entry, clients tell their gradient; 0 for their update as it is.
+    signs
+        Under masks: how many sums of gradients with random signs there are besides the one without.
     """
 
     method: ClassVar[str] = "work"  # of `Site`, that answers
@@ -65,6 +69,7 @@ class Order:
     memories: Mapping[int, Any] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     parts: int = 0
+    signs: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +193,8 @@ class Reply:
         Tensors that are averaged, and numbers for the log.
     coded
         The parts that the update is the sum of, where these travel in its place.
+    directions
+        More directions for a shared basis: sums of gradients with random signs.
     """
 
     update: ClientUpdate
@@ -199,6 +206,7 @@ class Reply:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     coded: tuple[Coded, ...] = ()
+    directions: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -237,6 +245,8 @@ class Answers:
         Bytes and messages that it took.
     seconds
         The time that the clients took.
+    pooled
+        Whose answers are in the one of `POOL`, where the transport gives nothing but their sum.
     """
 
     values: Mapping[int, Any]
@@ -248,6 +258,7 @@ class Answers:
     downlink: int = 0
     messages: int = 0
     seconds: float = 0.0
+    pooled: tuple[int, ...] = ()
 
 
 class Transport(Protocol):

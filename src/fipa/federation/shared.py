@@ -26,7 +26,7 @@ from fipa.errors import Diverged, SketchError
 from fipa.federation.basis import ROOM, Basis, new_columns
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.judges import Judges
-from fipa.federation.messages import Curve, Late, Reply
+from fipa.federation.messages import POOL, Curve, Late, Reply
 from fipa.federation.outcome import Outcome
 from fipa.federation.quadratics import UNTOLD, News, Quadratics
 from fipa.federation.trust import TrustRegion
@@ -169,7 +169,7 @@ class SharedStep:
         directions: list[Tensor] = []
         for reply in self.replies.values():
             parts = [part.vector(self.theta) for part in reply.coded]
-            directions += parts if len(parts) > 1 else [_flat(reply.update)]
+            directions += parts if len(parts) > 1 else [_flat(reply.update), *reply.directions]
         if not directions:
             return
         if self.rule.weight_decay:
@@ -190,7 +190,7 @@ class SharedStep:
         deltas = {client: _flat(reply.update) for client, reply in self.replies.items()} if self.trains else {}
         question = Curve(self.theta, memory.basis, plan, memory.holds, deltas, self.bits)
         answers = yield from self.round.ask(list(self.replies), question)
-        holds = {**memory.holds, **dict.fromkeys(answers.values, memory.basis.version)}
+        holds = {**memory.holds, **dict.fromkeys((*answers.values, *answers.pooled), memory.basis.version)}
         basis, news = memory.basis.columns.to(self.theta), []
         told: dict[int, News | None] = {client: self._told(client, answers.values, basis) for client in self.replies}
         traces = [float(one.matrix.trace()) for one in told.values() if one is not None and one.matrix is not None]
@@ -267,12 +267,13 @@ class SharedStep:
     def _controlled(
         self, pooled: ClientUpdate, radius: float | None, ratio: float, age: float
     ) -> Conversation[Outcome]:
-        """The step, judged by the clients where all of them are here."""
+        """The step, judged by the clients where all of them are here, or nobody knows who comes back."""
         control, rule = self.round.stage.control, self.rule
         apply = aggregator(self.theta, [pooled])
         if control is None:
             return Outcome(apply(rule, {}), None, 1, rule.damping, radius=rule.radius)
-        some = len(self.replies) < self.round.population and any(r.loss is not None for r in self.replies.values())
+        told = POOL not in self.replies and any(reply.loss is not None for reply in self.replies.values())
+        some = told and len(self.replies) < self.round.population
         if isinstance(control, TrustRegion) and some:
             radius = control.start(self.theta) if radius is None else radius
             radius = control.adapted(radius, ratio, self.memory.full_length, age)

@@ -165,9 +165,8 @@ class Site:
         losses = (self.varied_losses if rule.varies else self.losses)(clients, order.theta, order.round_number)
         for client, loss in zip(clients, losses, strict=True):
             if not math.isfinite(loss):
-                raise Diverged(
-                    f"round {order.round_number}: the loss of client {client} is {loss} at the broadcast model"
-                )
+                k = order.round_number
+                raise Diverged(f"round {k}: the loss of client {client} is {loss} at the broadcast model")
         needs_gradients = bool(order.adaptive_rank or order.adaptive_steps) or rule.needs_curvature
         gradients = self.gradients(clients, order.theta, order.round_number) if needs_gradients else None
         notes: dict[int, list[str]] = {client: [] for client in clients}
@@ -186,9 +185,8 @@ class Site:
             coded = tuple(Coded.of(part) for part in delta) if order.parts else ()
             delta = whole_of(coded, order.theta) if coded else delta
             if not bool(delta.isfinite().all()):
-                raise Diverged(
-                    f"round {order.round_number}: local training of client {client} ended in NaN or infinity"
-                )
+                k = order.round_number
+                raise Diverged(f"round {k}: local training of client {client} ended in NaN or infinity")
             curvature: CurvatureSummary | None = sketches.get(client)
             if curvature is None and order.plan is not None:  # after training, but still at the broadcast model
                 curvature = self._compute(order.plan, client, order.round_number, delta)
@@ -196,8 +194,8 @@ class Site:
             lr, memory = rule.lr_at(order.round_number, order.lr_scale), order.memories.get(client, {})
             kept, told = rule.outcome(order.theta, delta, count, lr, memory, order.shared)
             _check_outcome(rule, kept, told)
-            memory = kept if rule.remembers else None
-            replies.append(Reply(update, loss, count, tuple(notes[client]), told, memory, coded=coded))
+            held = kept if rule.remembers else None
+            replies.append(Reply(update, loss, count, tuple(notes[client]), told, held, coded=coded))
         return replies
 
     def _stack(self, clients: Sequence[int]) -> StackedObjective:

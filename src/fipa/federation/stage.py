@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
+from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import Rule
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gauss_newton import GaussNewton
@@ -98,6 +99,11 @@ def check_together(rule: Rule, local: LocalRule | None, plan: CurvaturePlan | No
         raise FipaError(
             "a trust region is for clients that send gradients: give clients that train step control instead, or none "
             "(trust_region = false)"
+        )
+    if isinstance(rule, PrivateSharedFIPA) and (control is not None or not gradients):
+        raise FipaError(
+            "PrivateSharedFIPA takes clients that send gradients, local=fipa.FullGradient(), and no control of its "
+            "steps: the clients' losses have no noise"
         )
     if isinstance(rule, SharedFIPA) and plan is None:
         raise FipaError("SharedFIPA needs to know how clients compute their curvature: give plan=fipa.BasisPlan()")

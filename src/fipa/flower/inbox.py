@@ -104,7 +104,7 @@ class Inbox:
             post.uplink += nbytes(*content.array_records.values())
             post.received += 1
             with reading(request.client, post.refused):
-                if _lacks(content):
+                if lacks(content):
                     post.lacking.append(request.client)
                     continue
                 told = names_in(content)
@@ -134,7 +134,8 @@ def reading(client: int, refused: dict[int | str, str]) -> Iterator[None]:
         refused[client] = f"cannot be read: {type(error).__name__}: {error}"[:LONGEST]
 
 
-def _lacks(content: RecordDict) -> bool:
+def lacks(content: RecordDict) -> bool:
+    """Whether a client says that it lacks arrays instead of answering."""
     head = content.config_records.get(KEY)
     return head is not None and head.get(NEEDS) in LACKING
 

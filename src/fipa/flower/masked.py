@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import ERROR
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.common.logger import log
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fipa.curvature.additive import AdditiveStatistics
 from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import FipaError
+from fipa.federation.messages import Reply
 from fipa.flower.codec import PayloadError
+from fipa.flower.request import Request
 from fipa.flower.secure import SecureAggregationError, SecureClient, flatten
+from fipa.flower.secure.shared import from_gradient, from_loss, from_matrix, signs_for
 
 MASKED = "fipa_masked"  # action of the queries before and after training
 SECURE, VECTOR = "secure", "masked"
-STATE = "fipa-secure"  # in the client's own context: every message may run in a new process
+STATE, LOSS = "fipa-secure", "fipa-secure-loss"  # in the client's own context: every message may run in a new process
 
 
 def wrap(message: Mapping[str, Any]) -> RecordDict:
@@ -62,9 +67,51 @@ def masked(content: RecordDict, context: Context, statistics: CurvatureSummary |
         raise FipaError("a masked sum needs additive statistics: use fipa.flower.SecureFIPA on the server")
     if buffers:
         raise FipaError("statistics of BatchNorm cannot be summed under masks: use GroupNorm, as the paper's models do")
+    return _added(content, context, lambda: flatten(statistics))
+
+
+def masked_gradient(content: RecordDict, context: Context, request: Request, reply: Reply, signs: int) -> RecordDict:
+    """The reply with a gradient and a loss; the loss is kept, to tell by how much it changes."""
+    update, loss = reply.update.delta, reply.loss
+    assert isinstance(update, Tensor)
+    assert loss is not None
+    k = request.round_number
+    drawn = signs_for(request.seed, k, request.client, signs)
+    context.state[LOSS] = ConfigRecord({"round": k, "loss": float(loss)})
+    return _added(
+        content, context, lambda: from_gradient(update, loss, reply.update.num_examples, drawn), sums=signs + 1
+    )
+
+
+def masked_matrix(content: RecordDict, context: Context, matrix: Tensor, examples: int) -> RecordDict:
+    """The reply with a curvature in the shared basis."""
+    return _added(content, context, lambda: from_matrix(matrix, examples))
+
+
+def masked_loss(content: RecordDict, context: Context, request: Request, loss: float, examples: int) -> RecordDict:
+    """The reply that tells by how much the loss changes from the model that was broadcast.
+
+    Not the loss at both: of a client that leaves between two sums, the difference would tell its own.
+    """
+    kept = context.state.get(LOSS)
+    if not isinstance(kept, ConfigRecord) or kept["round"] != request.round_number:
+        raise SecureAggregationError("this client has not told its loss at the start of the round")
+    before = float(str(kept["loss"]))
+    return _added(content, context, lambda: from_loss(before, loss, examples))
+
+
+def _added(
+    content: RecordDict, context: Context, vector: Callable[[], NDArray[np.float64]], sums: int = 1
+) -> RecordDict:
+    """The reply with a vector under masks; as many sums as there are clients would give each of them away."""
     client = _kept(context)
+    if client.threshold <= sums:
+        raise SecureAggregationError(
+            f"the server asks for {sums} sums of as few as {client.threshold} clients, which tell what each of them "
+            "sent: raise the threshold, or lower SecureFIPA(signs=...)"
+        )
     try:
-        reply = client.reply(unwrap(content), flatten(statistics))
+        reply = client.reply(unwrap(content), vector())
     except FipaError as error:
         log(ERROR, "no masked vector: %s", error)  # for the client's eyes: the reason names its largest number
         raise SecureAggregationError("this client leaves the round, see its own log") from None
@@ -73,7 +120,7 @@ def masked(content: RecordDict, context: Context, statistics: CurvatureSummary |
 
 
 def _fresh(message: Mapping[str, Any], context: Context) -> SecureClient:
-    """A client for a new round, but never for one that was there before: two sums of one round give vectors away."""
+    """A client for a new sum, but never for one that was there before: one summed up twice gives vectors away."""
     run, k, partition = str(message.get("run")), message.get("round"), context.node_config.get("partition-id")
     if not isinstance(k, int) or not isinstance(partition, int):
         raise PayloadError("has no round number, or this node no partition id")

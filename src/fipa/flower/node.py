@@ -13,6 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 
 from fipa.clients.client import Client
+from fipa.clients.gradient import FullGradient
+from fipa.curvature.basis import BasisCurvature
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, SampledPlan
 from fipa.errors import FipaError
 from fipa.federation.basis import follow, mark_of
@@ -25,7 +27,7 @@ from fipa.flower.answer import encode, encode_value
 from fipa.flower.codec import pack, tensors_in
 from fipa.flower.copies import Copies
 from fipa.flower.inbox import NEEDS
-from fipa.flower.masked import SECURE, masked
+from fipa.flower.masked import SECURE, masked, masked_gradient, masked_loss, masked_matrix
 from fipa.flower.names import HALF, NAMES, Names
 from fipa.flower.request import FRAME, KEY, VERSION, Request, moves_of, question_of
 from fipa.flower.transport import checksum
@@ -72,11 +74,25 @@ def _answered(message: Message, context: Context, site_of: SiteOf, config: Mappi
             spent = {TRAINING: time.perf_counter() - begun - curvature, CURVATURE: curvature}
             reply = replace(reply, metrics={**reply.metrics, **spent})
         if SECURE in content:
-            return Message(masked(content, context, reply.update.sketch, reply.buffers), reply_to=message)
+            return Message(_masked(content, context, request, question, reply), reply_to=message)
         _keep(reply, request, context)
         return Message(encode(request, _noted(reply, question, request)), reply_to=message)
     (value,) = getattr(site, request.method)(clients, *question.about(), request.round_number)
+    if SECURE in content:
+        examples = site.clients[request.client].num_examples
+        if isinstance(question, Curve):
+            wide = question.basis.columns.to(question.theta)
+            matrix = BasisCurvature.unpacked(value, wide, layout, question.bits).matrix
+            return Message(masked_matrix(content, context, matrix, examples), reply_to=message)
+        return Message(masked_loss(content, context, request, value, examples), reply_to=message)
     return Message(encode_value(request, value), reply_to=message)
+
+
+def _masked(content: RecordDict, context: Context, request: Request, order: Order, reply: Reply) -> RecordDict:
+    """The reply to an order under masks: a gradient alone for a shared basis, or statistics that add up."""
+    if order.plan is None and isinstance(order.local, FullGradient):
+        return masked_gradient(content, context, request, reply, order.signs)
+    return masked(content, context, reply.update.sketch, reply.buffers)
 
 
 class Clocked(Site):

@@ -116,6 +116,7 @@ def settings_of(order: Order) -> dict[str, Any]:
         "lr_scale": order.lr_scale, "floor": order.floor, "gradient_norm": order.gradient_norm,
         "local": None if order.local is None else encode_rule(order.local),
         "plan": (kind_of(order.plan), settings_of_plan(order.plan)), "parts": order.parts,
+        "signs": order.signs,
     }  # fmt: skip
     for name in ("adaptive_rank", "adaptive_steps"):
         value = getattr(order, name)
@@ -199,6 +200,7 @@ def question_of(
         {} if shared is None else unpack(shared, dict.fromkeys(shared, shape), like.dtype),
         {} if memory is None else {request.client: memory},
         parts=int(order["parts"]),
+        signs=int(order["signs"]),
     )
 
 

@@ -63,6 +63,7 @@ def main_stage(
     elif rule is None:
         rule = fipa.FIPA(floor=FLOOR) if newton else fipa.CompletedFIPA(damping=1.0, pull=0.0)
     gradients = isinstance(rule, fipa.SharedFIPA) and isinstance(local, FullGradient)
+    gradients = gradients and not isinstance(rule, fipa.PrivateSharedFIPA)  # nobody judges its steps
     if control is None:
         control = ours or gradients
     if control is True and gradients:

@@ -59,6 +59,11 @@ class SecureClient:
         self._keys: dict[int, bytes] = {}  # public keys of all, channel and mask key in one piece
         self._shares: dict[int, bytes] = {}  # pairs of shares, by whose secrets they are shares of
 
+    @property
+    def threshold(self) -> int:
+        """Of how many clients a sum can be unmasked; 0 as long as the server has not said so."""
+        return self._numbers.get("threshold", 0)
+
     def reply(self, message: Mapping[str, Any], values: NDArray[np.float64] | None = None) -> Message:
         """Answer the server.
 
