@@ -34,6 +34,7 @@ RULES: dict[str, fipa.Rule] = {
     "private-fedavg": fipa.PrivateFedAvg(seed=3),
     "private-additive-fipa": fipa.PrivateAdditiveFIPA(noise=0.01, seed=3),
     "private-additive-fipa, without noise": fipa.PrivateAdditiveFIPA(noise=0.0, completed=False, seed=3),
+    "private-shared-fipa": fipa.PrivateSharedFIPA(noise=0.01, radius=0.1, seed=3),
 }
 
 
