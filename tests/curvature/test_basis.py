@@ -224,6 +224,13 @@ def test_an_answer_that_is_not_finite(place: int, bad: float, bits: int) -> None
         BasisCurvature.unpacked(torch.cat([codes, answer_of(numbers)]), BASIS, LAYOUT, bits, trained=True)
 
 
+def test_finite_scales_of_an_infinite_matrix() -> None:
+    codes, basis = torch.full((6,), 127, dtype=torch.uint8), BASIS.float()
+    scales = torch.full((3,), 1e30).view(torch.uint8)
+    with pytest.raises(SketchError, match="has NaN or infinity in it"):
+        BasisCurvature.unpacked(torch.cat([codes, scales]), basis, LAYOUT, 8)
+
+
 def test_a_negative_diagonal() -> None:
     answer = answer_of(pack(torch.diag(torch.tensor([1.0, -0.01, 2.0]))))
     with pytest.raises(SketchError, match=r"has a matrix with the eigenvalue -0\.01: a curvature is not negative"):

@@ -257,6 +257,28 @@ def test_one_gradient_cannot_outweigh_all_others() -> None:
     assert not any("shortened" in text for _, text in texts(run(shared())[0][1]))
 
 
+def test_gradients_that_are_mostly_zero_shorten_nobody() -> None:
+    """Two clients at their optimum say nothing of how long the third one's gradient may be."""
+
+    def still(seed: int) -> Any:
+        points = [data(seed, m, n) for m, n in enumerate(SIZES)]
+        at = torch.tensor(START, dtype=torch.float64)
+        clients = [Residual(misfit, x, y if m == 2 else x @ at) for m, (x, y) in enumerate(points)]
+        return Problem(linear(), clients, lambda model: model.weight.square().sum())
+
+    ((_, record),) = run(shared(), still)
+    assert record["accepted"]
+    assert not any("shortened" in text for _, text in texts(record))
+
+
+def test_many_clients_tell_fewer_parts() -> None:
+    rule = SharedFIPA(columns=200)
+    parts = [rule.settled(torch.float32, clients).parts for clients in (10, 50, 100, 300, None)]
+    assert parts == [4, 4, 2, 1, 1]
+    assert rule.settled(torch.float64, 10).parts == 0
+    assert SharedFIPA(parts=7).settled(torch.float64, None).parts == 7
+
+
 def test_a_first_trial_that_diverges_makes_the_next_one_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, tried = Judges.probe, []
 

@@ -134,7 +134,31 @@ def test_by_default_clients_with_an_objective_share_a_basis() -> None:
     assert run(FIPA(local=fipa.FullGradient(), fraction_evaluate=0.0), 3)[3]["loss"] == rounds[3]["loss"]
 
 
-@pytest.mark.parametrize("settings", [{"rank": 5}, {"lr_scale": 0.5}, {"warmup_rounds": 1}, {"control": False}])
+def test_what_was_decided_holds_after_a_restart(tmp_path: Any) -> None:
+    """A node that has joined without an objective does not change the rule of a run that resumes."""
+    file = tmp_path / "state"
+    run(FIPA(fraction_evaluate=0.0, checkpoint=file), 2)
+    strategy = FIPA(fraction_evaluate=0.0, checkpoint=file)
+    strategy._roster.all_have = lambda what, nodes: False  # type: ignore[method-assign]
+    assert 3 in run(strategy, 3)
+    assert strategy.rule == fipa.SharedFIPA()
+
+
+def test_an_app_that_trains_by_itself_does_so_also_with_an_objective() -> None:
+    app = client(ClientApp(), objective=objective)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise RuntimeError("this is the app's own training")
+
+    strategy = FIPA(stop_after=1, fraction_evaluate=0.0)
+    with pytest.raises(FipaError, match="this is the app's own training"):
+        strategy.start(LocalGrid(app, NODES), ArrayRecord(network().state_dict()), 1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"rank": 5}, {"lr_scale": 0.5}, {"warmup_rounds": 1}, {"control": False}, {"safety": False}]
+)
 def test_an_objective_is_not_trained_on_by_an_app_that_has_no_train_function(settings: dict[str, Any]) -> None:
     """Whoever says how apps are to train gets no other training instead."""
     strategy = FIPA(stop_after=1, fraction_evaluate=0.0, **settings)

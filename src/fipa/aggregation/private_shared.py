@@ -84,7 +84,7 @@ class PrivateSharedFIPA(SharedFIPA):
         first, second = (self.noise / math.sqrt(s / total) if s else math.inf for s in self.split)
         return first, second
 
-    def settled(self, dtype: torch.dtype, everybody: bool) -> PrivateSharedFIPA:
+    def settled(self, dtype: torch.dtype, clients: int | None) -> PrivateSharedFIPA:
         """Gradients and matrices with all of their digits: nobody but the server sees them."""
         return replace(self, parts=0, bits=32)
 

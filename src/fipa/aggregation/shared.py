@@ -76,8 +76,8 @@ class SharedFIPA:
     parts
         Each client's gradient travels in so many parts, each of a share of its examples, with 8 bits per entry; each
         is a direction for the basis. 0 sends it whole, with all of its digits. None is 4 where all clients take part,
-        and 1 where only some do, since all who come later are sent these directions; for parameters in double
-        precision, where digits count, it is 0.
+        or fewer where the basis has no room for so many, and 1 where only some do, since all who come later are sent
+        these directions; for parameters in double precision, where every digit counts, it is 0.
     bits
         Per number of a client's matrix on its way to the server: 8, or 32 for all of its digits. None is 8 for
         parameters in single precision, and 32 for those in double.
@@ -115,9 +115,13 @@ class SharedFIPA:
         if self.bits not in (8, 32, None):
             raise FipaError(f"SharedFIPA(bits={self.bits}): must be 8 or 32")
 
-    def settled(self, dtype: torch.dtype, everybody: bool) -> SharedFIPA:
-        """The same with all that was left open, for parameters of that kind, with all clients or only some."""
-        double, usual = dtype == torch.float64, PARTS if everybody else 1
+    def settled(self, dtype: torch.dtype, clients: int | None) -> SharedFIPA:
+        """The same with all that was left open, for parameters of that kind.
+
+        `clients` is how many take part, if these are all that there are, and None otherwise.
+        """
+        double = dtype == torch.float64
+        usual = 1 if clients is None else max(1, min(PARTS, self.columns // clients))
         parts = (0 if double else usual) if self.parts is None else self.parts
         return replace(self, parts=parts, bits=self.bits or (32 if double else 8))
 

@@ -84,11 +84,15 @@ class BasisCurvature(CurvatureSummary):
         """
         if bits == 32:
             return _bytes(torch.cat([pack(self.matrix), self.moment]))
-        rows = _triangle(self.matrix.double())
-        scales = (rows.abs().amax(dim=1) / _STEPS).to(self.matrix.dtype) if len(rows) else self.moment[:0]
+        rows = _triangle(self.matrix.double().cpu())
+        scales = (
+            (rows.abs().amax(dim=1) / _STEPS).to(self.matrix.dtype)
+            if len(rows)
+            else rows.new_zeros(0).to(self.matrix.dtype)
+        )
         whole = rows / scales.double().clamp(min=torch.finfo(scales.dtype).tiny)[:, None]
         half = pack(whole.round().clamp(-_STEPS, _STEPS)).to(torch.int8)
-        return torch.cat([half.view(torch.uint8), _bytes(torch.cat([scales, self.moment]))])
+        return torch.cat([half.view(torch.uint8), _bytes(torch.cat([scales, self.moment.cpu()]))])
 
     @classmethod
     def unpacked(cls, answer: Tensor, basis: Tensor, layout: Layout, bits: int = 8, trained: bool = False) -> Self:
@@ -110,6 +114,8 @@ class BasisCurvature(CurvatureSummary):
         else:
             matrix, moment = unpack(numbers[:half], k), numbers[half:]
         summary = cls(aligned(matrix), aligned(moment), basis, layout)
+        if not bool(summary.matrix.isfinite().all()):  # finite scales may have an infinite product
+            raise SketchError("has NaN or infinity in it")
         flaw = _negative(summary.matrix)
         if flaw:
             raise SketchError(f"has {flaw}")

@@ -138,7 +138,7 @@ class _Round:
             if isinstance(self.stage.rule, SharedFIPA):
                 arrived = _arrived(updates, replies, self.state.late)
                 rule: Any = self.stage.rule_at(self.place, self.seed)
-                rule = rule.settled(self.state.theta.dtype, len(clients) == self.population)
+                rule = rule.settled(self.state.theta.dtype, self._everybody(clients))
                 kind = PrivateStep if isinstance(rule, PrivateSharedFIPA) else SharedStep
                 step = kind(self, rule, replies, arrived).run()
             else:
@@ -165,7 +165,7 @@ class _Round:
         plan = None if isinstance(stage.rule, SharedFIPA) else stage.plan  # asked for on a second trip
         parts = 0
         if isinstance(stage.rule, SharedFIPA) and isinstance(stage.local, FullGradient):
-            parts = stage.rule.settled(state.theta.dtype, len(clients) == self.population).parts or 0
+            parts = stage.rule.settled(state.theta.dtype, self._everybody(clients)).parts or 0
         order = Order(
             self.k, state.theta, stage.local, stage.lr_scale * state.pace.lr_scale, planned(plan, state.pace),
             floor_of(stage.rule), stage.adaptive_rank, stage.adaptive_steps, shared=state.shared, memories=mine,
@@ -177,6 +177,10 @@ class _Round:
         if not answers.values:
             return replace(order, gradient_norm=0.0)
         return replace(order, gradient_norm=float(torch.stack(list(answers.values.values())).sum(dim=0).norm()))
+
+    def _everybody(self, clients: Sequence[int]) -> int | None:
+        """How many are asked, if these are all that there are."""
+        return len(clients) if len(clients) == self.population else None
 
     def _step(self, updates: Sequence[ClientUpdate], replies: Mapping[int, Reply]) -> Conversation[Outcome]:
         """The server's part: the rule, and its control if it has one."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 TRAIL = 20  # rounds whose late answers can still be placed
 STEEPEST = 1000  # times the usual curvature that one client may have
+HIGHEST = 1e12  # curvature that anybody may have
 LONGEST = 10  # times the usual length of a gradient: longer ones are shortened to that
 
 
@@ -194,9 +195,9 @@ class SharedStep:
         basis, news = memory.basis.columns.to(self.theta), []
         told: dict[int, News | None] = {client: self._told(client, answers.values, basis) for client in self.replies}
         traces = [float(one.matrix.trace()) for one in told.values() if one is not None and one.matrix is not None]
-        usual = statistics.median(traces) if traces else math.inf
+        most = min(STEEPEST * statistics.median(traces), HIGHEST) if traces else HIGHEST
         for client, one in told.items():
-            if one is not None and one.matrix is not None and float(one.matrix.trace()) > STEEPEST * usual:
+            if one is not None and one.matrix is not None and float(one.matrix.trace()) > most:
                 self.round.say(client, f"refused: its curvature is more than {STEEPEST} times as steep as that of most")
             elif one is not None:
                 news.append(one)
@@ -224,7 +225,7 @@ class SharedStep:
         """A client's update, and no more than a limit of its gradient: what one can do to all others has an end."""
         update = _flat(self.replies[client].update)
         length = float(update.norm())
-        if self.trains or length <= LONGEST * self._usual_length:
+        if self.trains or not self._usual_length or length <= LONGEST * self._usual_length:
             return update
         self.round.say(client, f"its gradient is {length / self._usual_length:.3g} times as long as usual: shortened")
         return update * (LONGEST * self._usual_length / length)

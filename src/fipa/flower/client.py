@@ -73,8 +73,8 @@ def client(app: ClientApp, objective: Objective | None = None, *, site_of: SiteO
         partition = context.node_config.get("partition-id")
         if not isinstance(partition, int):
             raise FipaError("this node has no partition id: start it with --node-config 'partition-id=0 ...'")
-        own: Any = app.evaluate
-        told: dict[str, Any] = {"partition": partition, OBJECTIVE: site_of is not None, JUDGE: own.own()}
+        trains, judges = app.train.own(), app.evaluate.own()  # type: ignore[attr-defined]
+        told: dict[str, Any] = {"partition": partition, OBJECTIVE: site_of is not None and not trains, JUDGE: judges}
         return Message(RecordDict({KEY: ConfigRecord(told)}), reply_to=message)
 
     @app.query(MASKED)

@@ -44,13 +44,13 @@ class Run:
         self, strategy: FIPA, grid: Grid, initial: Mapping[str, Tensor], last: int, patience: Patience,
         config: ConfigRecord | None = None, evaluate_config: ConfigRecord | None = None,
     ) -> None:  # fmt: skip
-        self._decided = strategy.decide(grid)
+        loaded = strategy.checkpoints.load()
+        self._decided = strategy.decide(grid, loaded and loaded[1].get("settings", {}).get("rule of stage 0"))
         self._strategy, self._grid, self._initial, self._last = strategy, grid, initial, last
         self._patience, self._config, self._evaluate_config = patience, config, evaluate_config or ConfigRecord()
         self._journal, (self._fixed, self._free) = strategy.journal, strategy.settings()
         self._begun = False
         self._coordinator = Coordinator(strategy.arm(last), strategy.seed, survives=True)
-        loaded = strategy.checkpoints.load()
         if loaded is None:
             self._take(Names.guessed(initial).chosen(strategy.params), settled=False)
             return
@@ -122,6 +122,7 @@ class Run:
     def rounds(self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> Result:
         """All rounds to the last, each with its evaluations."""
         journal, first = self._journal, self._coordinator.arm.after
+        self._strategy.summary()
         if evaluate_fn and self.state.round_number == first:
             journal.note(CENTRAL, first, evaluate_fn(first, self.arrays))
         while self.state.round_number < self._last:

@@ -152,7 +152,7 @@ class FIPA(FedAvg):
         sketches = {"rank": rank, "labels": labels, "examples": examples}
         self._main = main_stage(rule, local, plan, control, safety, lr_scale, sketches)
         self.rule = self._main.rule
-        said = (rule, local, plan, arm, *sketches.values(), control)
+        said = (rule, local, plan, arm, *sketches.values(), control, None if safety is True else safety or False)
         self._open = all(value is None for value in said) and lr_scale == 1.0 and not warmup_rounds
         self._warmup = warmup_stage(warmup_rounds, warmup_rule, warmup_local, local)
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
@@ -187,12 +187,13 @@ class FIPA(FedAvg):
         faults = Faults(use_late=self.late is not None, discount=self.late or 1.0)
         return Arm("FIPA", (*warmup, replace(self._main, rounds=length)), share, faults, average=0)
 
-    def decide(self, grid: Grid) -> bool:
-        """If nothing was said about rule and training, clients that all have an objective share a basis: is it so?"""
-        if self._open and self._roster.all_have(OBJECTIVE, self._roster.present(grid, self.patience.least).values()):
-            self._main = main_stage(None, FullGradient(), None, None, None, 1.0, {})
+    def decide(self, grid: Grid, stored: str | None) -> bool:
+        """If nothing was said of rule and training: do clients share a basis? As `stored`, or if all can."""
+        if self._open:
+            there = {} if stored else self._roster.present(grid, self.patience.least)
+            shared = stored == SharedFIPA.__name__ if stored else self._roster.all_have(OBJECTIVE, there.values())
+            self._main = main_stage(None, FullGradient() if shared else None, None, None, True, 1.0, {})
             self.rule = self._main.rule
-            log(INFO, "All clients have an objective: %s", self.rule)
         return isinstance(self.rule, SharedFIPA) and self._open
 
     def summary(self) -> None:
@@ -213,7 +214,6 @@ class FIPA(FedAvg):
         """Run up to `num_rounds` rounds, those of an earlier process included; arguments as for Flower's strategies."""
         if not whole(num_rounds, 1):
             raise FipaError(f"start(num_rounds={num_rounds!r}): must be a whole number of at least 1")
-        self.summary()
         patience = replace(self.patience, timeout=timeout)
         initial = dict(initial_arrays.to_torch_state_dict())
         return Run(self, grid, initial, num_rounds, patience, train_config, evaluate_config).rounds(evaluate_fn)
