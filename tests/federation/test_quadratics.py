@@ -91,7 +91,7 @@ def test_a_turn_changes_the_basis_and_not_what_is_known(keep: int) -> None:
     Q, _, known, _ = scene()
     weights = known.weights(5)
     move = Q.turn(known.curvature(weights), keep)
-    turned, after = Q.moved(move), known.turned(move.turn, Q.gram())
+    turned, after = Q.moved(move), known.turned(move.turn(Q.columns), Q.gram())
     R = wide(turned)
     S = wide(Q) @ torch.einsum("m,mkl->kl", weights, known.matrices) @ wide(Q).T
     torch.testing.assert_close(torch.einsum("m,mkl->kl", weights, after.matrices), R.T @ S @ R, rtol=1e-4, atol=1e-4)
@@ -101,7 +101,8 @@ def test_a_turn_changes_the_basis_and_not_what_is_known(keep: int) -> None:
         torch.testing.assert_close(after.pull(turned, weights, trained=False)[0], before, rtol=1e-4, atol=1e-4)
     else:  # what goes is the least curvature
         values = torch.linalg.eigvalsh(known.curvature(weights)).flip(0)
-        torch.testing.assert_close(after.curvature(weights).diagonal(), values[:keep], rtol=1e-4, atol=1e-4)
+        found = torch.linalg.eigvalsh(after.curvature(weights)).flip(0)
+        torch.testing.assert_close(found, values[:keep], rtol=1e-3, atol=1e-3)
 
 
 def test_columns_that_few_know_have_the_mean_of_those_who_do() -> None:

@@ -6,11 +6,16 @@ of a double, and a matrix product is exact in whatever order it is computed. Onl
 
 New columns travel in 4 bits per entry. They need not be exact, only the same for all: every party takes the codes,
 subtracts what lies in the span of Q, and makes them orthonormal by a small matrix that travels with them.
+
+When columns are dropped, what is left spans the leading eigenvectors of the curvature: $Q R$ with $R = B (B^\top G
+B)^{-1/2}$, $G = Q^\top Q$, and in B each column that stays, plus a combination of those that go. Only these
+combinations travel, in 8 bits per entry; the root is found by every party, in steps that are exact on a grid.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +27,9 @@ from fipa.errors import FipaError
 from fipa.linalg import aligned, eigh
 
 GRID, FINE, ROOT = 2.0**23, 2.0**28, 2.0**26  # steps of 1 in entries of Q, of a turn, and of a root
+SMALL = 2.0**25  # steps of 1 in small matrices: products of two are exact
+FINEST = 12  # of the binary exponents of shares
+CLOSE, MOST = 1e-4, 60  # to orthonormal, for one more step of Newton to be the last; and most of them
 LEVELS = 7  # the largest code: 4 bits with a sign
 CLIPS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the largest entry that may become the largest code
 NEWS = 1e-3  # share of a direction's length that must lie outside of the basis to widen it
@@ -37,9 +45,10 @@ class Move:
     ----------
     tensor
         Columns to add as they are (float32, p x n), columns to add in 4 bits per entry (uint8, two entries of a column
-        in each, p/2 x n), or a turn R to multiply from the right (int32, k x k', in steps of $2^{-28}$).
+        in each, p/2 x n), or how much of each column that goes the others take over (int8, d x k').
     root
-        Of columns in 4 bits: what makes them orthonormal (int32, n x n', in steps of $2^{-26}$).
+        Of columns in 4 bits: what makes them orthonormal (int32, n x n', in steps of $2^{-26}$). Of columns that go:
+        their places in order, and minus the binary exponents of their shares (int32, d x 2).
     mark
         The checksum of the basis that it is for.
     """
@@ -51,7 +60,7 @@ class Move:
     def __call__(self, columns: Tensor) -> Tensor:
         """The basis after it, the same bits on every machine."""
         if self.turns:
-            return _on_grid(columns.double() @ self.turn, GRID).float()
+            return aligned(_on_grid(columns.double() @ self.turn(columns), GRID).float())
         new = self.tensor
         if self.root is not None:
             loose = outside(columns, _entries(new, len(columns)))
@@ -60,20 +69,28 @@ class Move:
 
     @property
     def turns(self) -> bool:
-        """Whether it is a turn."""
-        return self.tensor.dtype == torch.int32
+        """Whether it drops columns, and turns those that stay."""
+        return self.tensor.dtype == torch.int8
 
-    @property
-    def turn(self) -> Tensor:
-        """R, in double precision."""
-        return aligned(self.tensor).double() / FINE
+    def turn(self, columns: Tensor) -> Tensor:
+        """R (k x k', double precision), which the basis is multiplied by; the same bits on every machine."""
+        assert self.root is not None
+        places, exponents = aligned(self.root).unbind(1)
+        stay = torch.ones(columns.shape[1], dtype=torch.bool)
+        stay[places.long()] = False
+        together = torch.zeros(columns.shape[1], self.tensor.shape[1], dtype=torch.float64)
+        together[stay] = torch.eye(self.tensor.shape[1], dtype=torch.float64)
+        together[~stay] = aligned(self.tensor).double() * torch.exp2(-exponents.double())[:, None]
+        return _orthonormal(together, _on_grid(gram_of(columns), SMALL))
 
     def fits(self, columns: Tensor) -> bool:
         """Whether a basis of that shape can make it."""
-        if self.turns:
-            return len(self.tensor) == columns.shape[1]
         if self.root is None:
-            return len(self.tensor) == len(columns)
+            return not self.turns and len(self.tensor) == len(columns)
+        if self.turns:
+            places, size = self.root[:, 0], columns.shape[1]
+            rising = bool((places.diff() > 0).all()) and bool((places >= 0).all()) and bool((places < size).all())
+            return rising and len(self.root) == len(self.tensor) and sum(self.tensor.shape) == size
         return len(self.tensor) == (len(columns) + 1) // 2 and len(self.root) == self.tensor.shape[1]
 
     @property
@@ -152,16 +169,24 @@ class Basis:
         return self.moved(Move(_packed(codes), (root * ROOT).round().int()))
 
     def turn(self, curvature: Tensor, keep: int) -> Move:
-        r"""To the `keep` leading eigenvectors of a curvature $Q^\top H Q$ (k x k), orthonormal again on the way."""
-        values, vectors = torch.linalg.eigh(_symmetric(self.gram()))
-        root = (vectors / values.sqrt()) @ vectors.T
-        _, vectors = eigh(_symmetric(root @ aligned(curvature).double() @ root))
-        return Move((root @ vectors.flip(1)[:, :keep] * FINE).round().int())
+        r"""To the span of the `keep` leading eigenvectors of a curvature $Q^\top H Q$ (k x k), nearly.
+
+        Of the others, V, those columns go that V is largest in. Then $B = (I; Y)$ is orthogonal to V if
+        $V_{go}^\top Y = -V_{stay}^\top$.
+        """
+        _, vectors = eigh(_symmetric(aligned(curvature).double()))
+        away = vectors[:, : len(self) - keep]
+        go = _leading_rows(away)
+        stay = [i for i in range(len(self)) if i not in go]
+        shares = torch.linalg.solve(away[go].T, -away[stay].T)
+        largest = shares.abs().amax(dim=1) if keep else shares.new_ones(len(go))
+        exponents = (7 - torch.frexp(largest)[1]).clamp(0, FINEST)
+        codes = (shares * torch.exp2(exponents.double())[:, None]).round().clamp(-127, 127)
+        return Move(codes.to(torch.int8), torch.stack([torch.tensor(go, dtype=torch.int32), exponents], dim=1))
 
     def gram(self) -> Tensor:
         r"""$Q^\top Q$ in double precision."""
-        wide = aligned(self.columns).double()
-        return wide.T @ wide
+        return gram_of(self.columns)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
@@ -194,6 +219,43 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
     new = left[:, values > NEWS][:, :most]
     new = new - wide @ (wide.T @ new)
     return torch.linalg.qr(new)[0]
+
+
+def gram_of(columns: Tensor) -> Tensor:
+    r"""$Q^\top Q$ in double precision, the same bits on every machine: nothing is rounded."""
+    wide = aligned(columns).double()
+    return wide.T @ wide
+
+
+def _orthonormal(columns: Tensor, gram: Tensor) -> Tensor:
+    r"""$B (B^\top G B)^{-1/2}$ by Newton and Schulz, the same bits on every machine; B and G are on the grid.
+
+    All factors are on the grid of small matrices and below 4, so every product of two is exact.
+    """
+    if columns.shape[1] == 0:
+        return columns
+    size = columns.abs()
+    bound = math.sqrt(float(size.sum(0).max()) * float(size.sum(1).max()))  # of the singular values
+    found, one = columns * 0.5 ** math.frexp(bound)[1], torch.eye(columns.shape[1], dtype=torch.float64)
+    for _ in range(MOST):
+        squares = _on_grid(found.T @ _on_grid(gram @ found, SMALL), SMALL)
+        better = found @ (1.5 * one - 0.5 * squares)
+        if float((squares - one).abs().max()) < CLOSE:
+            return _on_grid(better, FINE)
+        found = _on_grid(better, SMALL)
+    raise FipaError("columns of the shared basis that stay are not independent")
+
+
+def _leading_rows(vectors: Tensor) -> list[int]:
+    """As many rows of a matrix (k x d) as it has columns, as independent as can be; in order."""
+    left, found = vectors.clone(), []
+    for _ in range(vectors.shape[1]):
+        lengths = torch.linalg.vector_norm(left, dim=1)
+        lengths[found] = -1.0
+        found.append(int(lengths.argmax()))
+        unit = left[found[-1]] / left[found[-1]].norm()
+        left = left - torch.outer(left @ unit, unit)
+    return sorted(found)
 
 
 def outside(columns: Tensor, codes: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class Shared:
             return self
         keep = max(0, min(limit - new, round((1 - ROOM) * limit)))
         gram, move = self.basis.gram(), self.basis.turn(self.clients.curvature(weights), keep)
-        R = move.turn
+        R = move.turn(self.basis.columns)
         trail = {k: z @ (gram @ R).to(z) for k, z in self.trail.items()}
         return replace(self, basis=self.basis.moved(move), clients=self.clients.turned(R, gram), trail=trail)
 
