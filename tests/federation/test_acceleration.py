@@ -65,8 +65,8 @@ def test_accelerated_step_equals_the_dense_one(floor: float) -> None:
     torch.testing.assert_close(state.theta, theta + v + a, rtol=0, atol=1e-7)
     assert record["step_length"] == pytest.approx(float((v + a).norm()), abs=1e-7)
     # up: loss, update, 2 eigenpairs, then a loss and a bend per client
-    # down: the model, model and step, and the proposed model
-    assert record["downlink_bytes"] == 2 * 4 * 16
+    # down: the model, the step, and the proposed model
+    assert record["downlink_bytes"] == 2 * 3 * 16
     plain = run(Arm("arm", (stage(rule, local, 1, SketchPlan(rank=None), control=StepControl(initial=0.3)),)), curved)
     assert record["uplink_bytes"] - plain[0][1]["uplink_bytes"] == 2 * 16
 
@@ -99,8 +99,8 @@ def test_the_correction_does_not_depend_on_the_rules_step() -> None:
 def test_steps_that_are_rejected_unseen_are_not_paid_for_as_probes() -> None:
     control = StepControl(initial=0.3, acceleration=1e-3, caution=10.0)
     ((_, record),) = run(stage(FIPA(), GaussNewton(), 1, SketchPlan(rank=None), control=control), curved)
-    # two clients of 16 bytes: the model, model and step for each trial, and the one proposed model that they judged
-    assert record["downlink_bytes"] == 2 * 16 * (1 + 2 * record["trials"] + 1)
+    # two clients of 16 bytes: the model, the step for each trial, and the one proposed model that they judged
+    assert record["downlink_bytes"] == 2 * 16 * (1 + record["trials"] + 1)
     assert record["trips"] == 1 + record["trials"] + 1
 
 

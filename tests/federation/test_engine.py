@@ -126,7 +126,7 @@ def test_bytes_of_scaffold_and_of_adaptive_ranks() -> None:
     (_, record) = run(stage(FIPA(0.1), plan=SketchPlan(), adaptive_rank=adaptive))[0]
     assert record["ranks"] == [2, 2, 2]
     assert record["uplink_bytes"] == 3 * (8 + 16 + 48) + 3 * 16  # gradients, for the norm of their sum
-    assert record["downlink_bytes"] == 2 * 3 * 16  # the model goes with each question: clients keep nothing
+    assert record["downlink_bytes"] == 3 * 16  # the model goes out once: clients keep it for the second question
     assert (record["trips"], record["messages"]) == (2, 2 * 3 * 2)
 
 

@@ -80,7 +80,7 @@ def test_who_has_a_copy_of_the_basis_is_sent_only_what_is_new() -> None:
     rounds = run(shared(rounds=3, columns=2))
     first, second, third = (record["downlink_bytes"] for _, record in rounds)
     whole = 3 * 2 * 2 * 4  # three clients, two columns of two numbers
-    model = 2 * 3 * 2 * 8  # two trips
+    model = 3 * 2 * 8  # on the first of two trips
     assert first == model + whole
     assert (second, third) == (model, model)  # both dimensions are there
 

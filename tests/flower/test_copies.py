@@ -1,4 +1,4 @@
-"""A node's copies of the shared basis, in files."""
+"""A node's copies of the shared basis and of models, in files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kept(copies: Copies, *seeds: int) -> list[str]:
     marks = [EMPTY]
     for seed in seeds:
         marks.append(mark_of(columns(seed)))
-        copies.save(columns(seed), marks[-1], besides=marks[-2])
+        copies.save(columns(seed), marks[-1])
     return marks[1:]
 
 
@@ -50,7 +50,7 @@ def test_a_copy_comes_back_in_another_process() -> None:
 
 def test_columns_of_odd_strides_come_back() -> None:
     odd = columns(1).T.contiguous().T
-    Copies("7-0").save(odd, mark_of(odd), besides=EMPTY)
+    Copies("7-0").save(odd, mark_of(odd))
     found = Copies("7-0").load(mark_of(odd), P)
     assert found is not None
     assert torch.equal(found, columns(1))
@@ -105,8 +105,27 @@ def test_only_the_last_two_are_kept(cache: Path) -> None:
     first, second, third, fourth = kept(copies, 1, 2, 3, 4)
     assert [copies.load(mark, P) is None for mark in (first, second, third, fourth)] == [True, True, False, False]
     assert len(list(cache.iterdir())) == 2
-    copies.save(columns(3), third, besides=third)  # nothing is new: a server that asks twice in a round
-    assert [path.name for path in cache.iterdir()] == [f"7-0-{third}.safetensors"]
+    copies.save(columns(3), third)  # nothing is new: a server that asks twice in a round
+    assert len(list(cache.iterdir())) == 2
+    (fifth,) = kept(copies, 5)  # the others are in the order of their last use
+    assert [copies.load(mark, P) is None for mark in (third, fourth, fifth)] == [False, True, False]
+    assert copies.load(third, P) is not None
+    kept(copies, 6)
+    assert [copies.load(mark, P) is None for mark in (third, fifth)] == [False, True]
+
+
+def test_models_stand_apart_and_keep_their_digits(cache: Path) -> None:
+    models, theta = Copies("7-0", "models", most=3), torch.arange(P, dtype=torch.float64) / 3
+    kept(Copies("7-0"), 1)
+    for k in range(4):
+        models.save(theta + k, mark_of(theta + k))
+    found = models.load(mark_of(theta + 3), P)
+    assert found is not None
+    assert found.dtype == torch.float64
+    assert torch.equal(found, theta + 3)
+    assert models.load(mark_of(theta), P) is None
+    assert len(list((cache.parent / "models").iterdir())) == 3
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_other_clients_and_runs_keep_theirs(cache: Path) -> None:
@@ -152,8 +171,8 @@ def test_another_client_may_delete_an_old_file_first(cache: Path, monkeypatch: p
 
 
 def test_where_copies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folder() == tmp_path / "cache" / "bases"
+    assert folder() == tmp_path / "cache"
     monkeypatch.setattr(Path, "home", staticmethod(lambda: tmp_path / "me"))
     for unset in (lambda: monkeypatch.delenv(FOLDER), lambda: monkeypatch.setenv(FOLDER, "")):
         unset()
-        assert folder() == tmp_path / "me" / ".cache" / "fipa" / "bases"
+        assert folder() == tmp_path / "me" / ".cache" / "fipa"

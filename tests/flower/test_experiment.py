@@ -125,28 +125,32 @@ def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_
     assert torch.equal(theta, expected)
 
 
+@pytest.mark.parametrize("kind", ["bases", "models"])
 @pytest.mark.parametrize("damage", ["lost", "spoilt"])
-def test_a_copy_of_the_basis_that_is_lost_or_spoilt_heals_itself(damage: str, tmp_path: Path) -> None:
+def test_a_copy_that_is_lost_or_spoilt_heals_itself(damage: str, kind: str) -> None:
+    """Of the basis, or of the model that a client was sent on the first trip."""
     name, arm, overrides, clients = ARMS["shared basis that turns"]
+    place = folder() / kind
     expected, before = run(LocalGrid(client_app(), clients), name, arm, overrides)
     done: list[Path] = []
 
     def harm(message: Message, k: int) -> int:
         request = Request.of(message.content) if "fipa" in message.content else None
         if request is not None and request.method == "curvatures" and request.round_number == 4 and not done:
-            files = [path for path in folder().iterdir() if f"-{k}-{request.curve['from']}" in path.name]
+            mark = request.model if kind == "models" else request.curve["from"]
+            files = [path for path in place.iterdir() if f"-{k}-{mark}" in path.name]
             done.extend(files)
             for path in files:
                 path.unlink() if damage == "lost" else path.write_bytes(path.read_bytes()[:-1] + b"x")
         return 0
 
-    for path in folder().iterdir():
+    for path in folder().glob("*/*"):
         path.unlink()
     theta, result = run(LocalGrid(client_app(), clients, harm), name, arm, overrides)
     assert len(done) == 1
     assert torch.equal(theta, expected)
     told, usual = (one.train_metrics_clientapp[4]["downlink-bytes"] for one in (result, before))
-    assert told > usual  # all columns, once more
+    assert told > usual  # all columns and the model, once more
 
 
 @pytest.mark.parametrize(

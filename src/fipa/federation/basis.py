@@ -294,9 +294,10 @@ def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.T) / 2
 
 
-def mark_of(columns: Tensor) -> str:
-    """A checksum of a basis, the same on every machine."""
-    words = columns.contiguous().numpy().astype("<f4", copy=False)
+def mark_of(tensor: Tensor) -> str:
+    """A checksum of a basis or a model, the same on every machine."""
+    words = tensor.contiguous().numpy()
+    words = words.astype(words.dtype.newbyteorder("<"), copy=False)
     return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest()
 
 

@@ -23,9 +23,10 @@ from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals
+from fipa.federation.basis import mark_of
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.judges import Judges, averaged
-from fipa.federation.messages import Answers, Ask, Gradient, Late, Order, Question, Reply, Who
+from fipa.federation.messages import MODELS, Answers, Ask, Gradient, Late, Order, Question, Reply, Who
 from fipa.federation.outcome import Outcome
 from fipa.federation.parameters import Seen, mean_of
 from fipa.federation.private import PrivateStep
@@ -58,6 +59,8 @@ class State:
         warm-up.
     judged, pace
         Clients' losses at the model, as far as they told them; and what the rounds so far have taught the server.
+    held
+        By client, checksums of the models that it has kept, the latest first.
     """
 
     theta: Tensor
@@ -72,6 +75,7 @@ class State:
     seen: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
     judged: dict[int, float] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
+    held: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def mean(self) -> Tensor:
@@ -113,6 +117,7 @@ class _Round:
         self.population = 0
         self._survives = survives
         self._events: list[dict[str, Any]] = []
+        self._held = dict(state.held)
         self._counts = {"uplink_bytes": 0, "downlink_bytes": 0, "trips": 0, "messages": 0}
 
     def run(self) -> Conversation[tuple[State, RoundRecord]]:
@@ -239,7 +244,7 @@ class _Round:
                 outcome = replace(outcome, control_value=None)
         return State(
             theta, self.k, rule_state, outcome.control_value, shared, {**state.memories, **memories}, late, buffers,
-            recent, self._seen(replies, rule_state), judged, pace,
+            recent, self._seen(replies, rule_state), judged, pace, self._held,
         )  # fmt: skip
 
     def _seen(self, replies: Mapping[int, Reply], rule_state: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
@@ -285,7 +290,14 @@ class _Round:
 
     def _ask(self, clients: Sequence[int], question: Question) -> Conversation[Answers]:
         """Ask clients, count what it takes, and note who is missing."""
-        answers = yield Ask(self.k, tuple(clients), question)
+        theta: Any = getattr(question, "theta", None)
+        mark = mark_of(theta) if theta is not None and self._asks_again else ""
+        held = frozenset(client for client in clients if mark and mark in self._held.get(client, ()))
+        answers = yield Ask(self.k, tuple(clients), question, bool(mark), held)
+        for client in clients if mark else ():
+            others = [one for one in self._held.pop(client, ()) if one != mark]
+            if answers.kept and client in answers.values:
+                self._held[client] = (mark, *others)[:MODELS]
         spent = {"uplink_bytes": answers.uplink, "downlink_bytes": answers.downlink, "messages": answers.messages}
         for name, count in (spent | {"trips": 1}).items():
             self._counts[name] += count
@@ -294,6 +306,14 @@ class _Round:
         for sender, reason in answers.refused.items():
             self._say(sender, f"refused: its answer {reason}")
         return answers
+
+    @property
+    def _asks_again(self) -> bool:
+        """Whether a stage has several questions about the same model."""
+        stage = self.stage
+        return stage.local is not None and (
+            stage.control is not None or stage.adaptive_rank is not None or isinstance(stage.rule, SharedFIPA)
+        )
 
     def _say(self, client: int | str | None, text: str) -> None:
         self._events.append(event(self.k, client, text))

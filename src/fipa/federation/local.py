@@ -76,9 +76,10 @@ class LocalTransport:
         """Bytes down to all who are asked, and up from all who answer, sooner or later."""
         if self._arm.centralised:
             return {}
-        down = [getattr(ask.question, name, None) for name in ("theta", "direction")]
-        down += getattr(ask.question, "shared", {}).values()
+        question: Any = ask.question
+        down = [*getattr(question, "shared", {}).values(), getattr(question, "direction", None)]
         downlink = len(ask.clients) * sum(_size(tensor) for tensor in down if tensor is not None)
+        downlink += sum(_size(question.theta) for client in ask.clients if client not in ask.held)
         if isinstance(ask.question, Curve):
             downlink += sum(_size(delta) for delta in ask.question.deltas.values())
             downlink += sum(move.nbytes for client in ask.clients for move in ask.question.news(client))

@@ -16,6 +16,7 @@ from fipa.curvature.summary import CurvaturePlan as Plan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.basis import Basis, Move
 
+MODELS = 3  # that a client keeps of those that it was asked about last
 POOL = -1  # in the place of a client: all clients of a round together, where nobody sees one of them
 
 
@@ -166,11 +167,21 @@ Question = Who | Order | Gradient | Loss | Bend | Curve
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """A question to some clients, which concerns a round."""
+    """A question to some clients, which concerns a round.
+
+    Parameters
+    ----------
+    keep
+        Whether clients are to keep the model that it is about, since more questions about it may come.
+    held
+        Clients that have kept it: to them it need not travel.
+    """
 
     round_number: int
     clients: tuple[int, ...]
     question: Question
+    keep: bool = False
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +258,8 @@ class Answers:
         The time that the clients took.
     pooled
         Whose answers are in the one of `POOL`, where the transport gives nothing but their sum.
+    kept
+        Whether those who answered have kept the model, if they were to.
     """
 
     values: Mapping[int, Any]
@@ -259,6 +272,7 @@ class Answers:
     messages: int = 0
     seconds: float = 0.0
     pooled: tuple[int, ...] = ()
+    kept: bool = True
 
 
 class Transport(Protocol):

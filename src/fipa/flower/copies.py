@@ -1,4 +1,4 @@
-"""A node's copies of the shared basis, in files: every message runs in a process of its own."""
+"""What a node keeps in files, by checksum: every message runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fipa.federation.basis import mark_of
+from fipa.linalg import aligned
 
 FOLDER = "FIPA_CACHE"  # environment variable: where copies are kept
 OLD = 30 * 24 * 3600.0  # seconds after which a copy of a run that has ended is deleted
@@ -21,46 +22,57 @@ OLD = 30 * 24 * 3600.0  # seconds after which a copy of a run that has ended is 
 
 def folder() -> Path:
     """Where this machine keeps copies."""
-    return Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "fipa") / "bases"
+    return Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "fipa")
 
 
 class Copies:
-    """The copies of one client in one run, by the checksum of their columns.
+    """The copies of one client in one run: of the shared basis (p x k), or of models (p).
 
-    Two are kept: a server that was killed and restarts asks again from where it was.
+    Parameters
+    ----------
+    owner
+        Run and client.
+    kind
+        The folder for them.
+    most
+        How many are kept, those that were used last. Two of a basis: a server that was killed and restarts asks again
+        from where it was.
     """
 
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
+    def __init__(self, owner: str, kind: str = "bases", most: int = 2) -> None:
+        self._owner, self._folder, self._most = owner, folder() / kind, most
 
     def load(self, mark: str, parameters: int) -> Tensor | None:
-        """The copy with that checksum (p x k); None if there is none, or a damaged one."""
+        """The copy with that checksum; None if there is none, or a damaged one."""
         empty = torch.zeros(parameters, 0)
         if mark == mark_of(empty):
             return empty
         try:
-            columns = load_file(self._file(mark))["columns"]
+            tensor = load_file(self._file(mark))["tensor"]
+            _touch(self._file(mark))
         except (OSError, SafetensorError, KeyError):
             return None
-        return columns if len(columns) == parameters and mark_of(columns) == mark else None
+        return aligned(tensor) if len(tensor) == parameters and mark_of(tensor) == mark else None
 
-    def save(self, columns: Tensor, mark: str, besides: str) -> None:
-        """Keep a copy, in one step, and the one that it came from; delete all others.
+    def save(self, tensor: Tensor, mark: str) -> None:
+        """Keep a copy, in one step, and delete those of long ago.
 
-        Where the disk is full or not to be written to, the server sends all columns again next time.
+        Where the disk is full or not to be written to, the server sends all of it again next time.
         """
         with contextlib.suppress(OSError):
-            self._save(columns, mark, besides)
+            self._save(tensor, mark)
 
-    def _save(self, columns: Tensor, mark: str, besides: str) -> None:
+    def _save(self, tensor: Tensor, mark: str) -> None:
         place = self._file(mark)
         place.parent.mkdir(parents=True, exist_ok=True)
         partial = place.with_name(f"{place.name}.{os.getpid()}")
-        save_file({"columns": columns.contiguous()}, partial)
+        save_file({"tensor": tensor.contiguous()}, partial)
+        _touch(partial)
         os.replace(partial, place)
-        self._delete(lambda path: path not in (place, self._file(besides)))
+        mine = sorted(self._folder.glob(f"{self._owner}-*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
+        self._delete(lambda path: path in mine[self._most :])
         limit = time.time() - OLD
-        for path in folder().glob("*.safetensors*"):  # partial ones of processes that were killed, too
+        for path in self._folder.glob("*.safetensors*"):  # partial ones of processes that were killed, too
             with contextlib.suppress(FileNotFoundError):  # other clients on this machine look for old ones as well
                 if path.stat().st_mtime < limit:
                     path.unlink()
@@ -70,9 +82,15 @@ class Copies:
         self._delete(lambda _: True)
 
     def _delete(self, chosen: Callable[[Path], bool]) -> None:
-        for path in folder().glob(f"{self._owner}-*.safetensors"):
+        for path in self._folder.glob(f"{self._owner}-*.safetensors"):
             if chosen(path):
                 path.unlink(missing_ok=True)
 
     def _file(self, mark: str) -> Path:
-        return folder() / f"{self._owner}-{mark}.safetensors"
+        return self._folder / f"{self._owner}-{mark}.safetensors"
+
+
+def _touch(path: Path) -> None:
+    """Say that it was used just now; clocks of file systems are too coarse to tell."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))

@@ -22,7 +22,7 @@ OLDEST = 10  # rounds after which an answer is no longer waited for
 LONGEST = 2**16  # characters of a reason: a client's whole error, but not all that it could think of
 NEEDS = "needs"  # what a client lacks to answer
 GONE = (3, 4, 5, 8)  # codes of Flower's errors: message, reply or node unavailable, and a process that died
-LACKING = ("frame", "basis")  # arrays that never change, or its copy of the shared basis
+LACKING = ("frame", "basis", "model")  # arrays that never change, or its copy of the shared basis or of the model
 
 
 @dataclass(eq=False)

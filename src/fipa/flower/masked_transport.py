@@ -61,12 +61,12 @@ class MaskedTransport(FlowerTransport):
             return super().ask(ask)
         if isinstance(question, Order):
             self._pool = None
-            order = question
+            order, ask = question, replace(ask, keep=False)
             return lambda: self._gradients(ask, order) if order.plan is None else self._statistics(ask, order)
         if pool is None or ask.clients != (POOL,) or not isinstance(question, Curve | Loss):
             raise FipaError(f"masked sums hide what one client would say of {question.method}: only orders go out")
         other = question
-        every = replace(ask, clients=pool.clients)
+        every = replace(ask, clients=pool.clients, keep=False, held=frozenset())
         return lambda: self._matrix(every, other, pool) if isinstance(other, Curve) else self._change(every, pool)
 
     def _statistics(self, ask: Ask, order: Order) -> Answers:
@@ -139,7 +139,7 @@ class _Sum:
             return Answers({}, refused={**self._refused, "masked sum": f"is not there: {error}"}, **self._traffic)
         clients = tuple(self.server.survivors)
         self._traffic["uplink"] += 8 * self._length * len(clients)
-        return Answers({POOL: value}, refused=self._refused, pooled=clients, **self._traffic)
+        return Answers({POOL: value}, refused=self._refused, pooled=clients, kept=False, **self._traffic)
 
     def numbers(self, examples: int) -> dict[str, float]:
         """For the log."""

@@ -19,7 +19,7 @@ from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, SampledPlan
 from fipa.errors import FipaError
 from fipa.federation.basis import follow, mark_of
 from fipa.federation.focus import focus
-from fipa.federation.messages import Curve, Order, Reply
+from fipa.federation.messages import MODELS, Curve, Order, Reply
 from fipa.federation.problem import Problem
 from fipa.federation.safety import CURVATURE, TRAINING
 from fipa.federation.site import Site
@@ -29,7 +29,7 @@ from fipa.flower.copies import Copies
 from fipa.flower.inbox import NEEDS
 from fipa.flower.masked import SECURE, masked, masked_gradient, masked_loss, masked_matrix
 from fipa.flower.names import HALF, NAMES, Names
-from fipa.flower.request import FRAME, KEY, VERSION, Request, moves_of, question_of
+from fipa.flower.request import FRAME, KEY, TENSORS, VERSION, Request, moves_of, question_of
 from fipa.flower.transport import checksum
 from fipa.threads import threads
 
@@ -44,7 +44,7 @@ class Other(Exception):  # noqa: N818
 
 
 class Lacking(Exception):  # noqa: N818
-    """This node has not got the arrays that never change, or no copy of the basis that the server means."""
+    """This node lacks the arrays that never change, or a copy of the basis or of the model that the server means."""
 
 
 def answered(message: Message, context: Context, site_of: SiteOf) -> Message:
@@ -59,12 +59,16 @@ def _answered(message: Message, context: Context, site_of: SiteOf, config: Mappi
     try:
         site = site_of(context, request, _frame(request, content, context), config)
         layout, like = site.problem.layout, site.initial
+        models = Copies(f"{context.run_id}-{request.client}", "models", MODELS)
+        kept = _model(request, content, models, like)
         basis = _basis(request, content, context, layout.numel) if request.method == Curve.method else None
     except Lacking as lacking:
         return Message(RecordDict({KEY: ConfigRecord({NEEDS: str(lacking)})}), reply_to=message)
     except Other as other:
         return Message(told(request, other.args[0]), reply_to=message)
-    question = question_of(request, content, layout, like, _memory(request, context), basis)
+    question = question_of(request, content, layout, like, _memory(request, context), basis, kept)
+    if request.model and kept is None:
+        models.save(question.theta, request.model)
     clients = (request.client,)
     if isinstance(question, Order):
         before = getattr(site, "seconds", 0.0)
@@ -222,8 +226,18 @@ def _basis(request: Request, content: RecordDict, context: Context, parameters: 
     if mark_of(columns) != request.curve["to"]:
         copies.clear()
         raise Lacking("basis")
-    copies.save(columns, request.curve["to"], besides=request.curve["from"])
+    copies.save(columns, request.curve["to"])
     return columns
+
+
+def _model(request: Request, content: RecordDict, models: Copies, like: Tensor) -> Tensor | None:
+    """The model, as kept, if it is not in the message."""
+    if not request.model or "theta" in content.array_records.get(TENSORS, ()):
+        return None
+    kept = models.load(request.model, len(like))
+    if kept is None or kept.dtype != like.dtype:
+        raise Lacking("model")
+    return kept
 
 
 def _memory(request: Request, context: Context) -> dict[str, Tensor] | None:

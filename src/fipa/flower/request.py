@@ -20,7 +20,7 @@ from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order, VariedL
 from fipa.flower.codec import PayloadError, Precision, pack, tensors_in, unpack
 from fipa.layout import Layout
 
-VERSION = 3
+VERSION = 4
 KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
@@ -57,6 +57,8 @@ class Request:
         Settings of an `Order`.
     curve
         Settings of a `Curve`, among them the marks of the shared basis before and after its moves.
+    model
+        Checksum of the model, if the client is to keep it; one that has it already is not sent it again.
     settled
         Whether clients have told already which arrays of their model are trained and averaged.
     strict
@@ -74,6 +76,7 @@ class Request:
     memory: int | None = None
     order: dict[str, Any] = field(default_factory=dict)
     curve: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
     settled: bool = False
     strict: bool = False
 
@@ -134,9 +137,12 @@ def curve_of(question: Curve, client: int, whole: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tensors_of(question: Asked, client: int, whole: bool = False) -> dict[str, ArrayRecord]:
-    """The tensors of a question as they travel, by record; `whole` with all columns of a shared basis."""
-    tensors = {"theta": question.theta}
+def tensors_of(question: Asked, client: int, whole: bool = True, held: bool = False) -> dict[str, ArrayRecord]:
+    """The tensors of a question as they travel, by record.
+
+    `whole` with the model and all columns of a shared basis; without, a client that has `held` the model lacks it not.
+    """
+    tensors = {"theta": question.theta} if whole or not held else {}
     if isinstance(question, Bend):
         tensors["direction"] = question.direction
     if isinstance(question, Curve) and question.deltas:
@@ -159,28 +165,35 @@ def moves_of(request: Request, content: RecordDict) -> list[Move]:
 
 
 def question_of(
-    request: Request, content: RecordDict, layout: Layout, like: Tensor, memory: Any, basis: Tensor | None = None
+    request: Request,
+    content: RecordDict,
+    layout: Layout,
+    like: Tensor,
+    memory: Any,
+    basis: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> Asked:
     """The question that a message holds.
 
-    `memory` is what this client keeps of its last round, `basis` its copy of the shared basis, up to date.
+    `memory` is what this client keeps of its last round, `basis` its copy of the shared basis, up to date, and `kept`
+    the model, if that is not in the message.
     """
     shape, kind = (layout.numel,), QUESTIONS.get(request.method)
-    arrays: Any = content.get(TENSORS)
     if kind is None:
         raise PayloadError(f"asks {request.method!r}, which this version does not know: update fipa here")
+    arrays: Any = content.get(TENSORS)
     if not isinstance(arrays, ArrayRecord):
         raise PayloadError("has no tensors: the strategy leaves training to the app, FIPA(local=...) would not")
+    wanted = ("direction",) if kind is Bend else ("delta",) if kind is Curve and "delta" in arrays else ()
+    found = unpack(arrays, dict.fromkeys(("theta", *wanted) if kept is None else wanted, shape), like.dtype)
+    theta = found["theta"] if kept is None else kept
     if kind is Bend:
-        both = unpack(arrays, {"theta": shape, "direction": shape}, like.dtype)
-        return Bend(both["theta"], both["direction"])
+        return Bend(theta, found["direction"])
     if kind is Curve:
         assert basis is not None
         assert request.plan is not None
-        found = unpack(arrays, dict.fromkeys(arrays, shape), like.dtype)
         deltas = {request.client: found["delta"]} if "delta" in found else {}
-        return Curve(found["theta"], Basis(basis), request.plan, {}, deltas, request.curve["bits"])
-    theta = unpack(arrays, {"theta": shape}, like.dtype)["theta"]
+        return Curve(theta, Basis(basis), request.plan, {}, deltas, request.curve["bits"])
     if kind is Gradient:
         return Gradient(theta)
     if kind in (Loss, VariedLoss):

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fipa.errors import FipaError
+from fipa.federation.basis import mark_of
 from fipa.federation.messages import Answers, Ask, Curve, Loss, Order, Who
 from fipa.flower.answer import Expected, Limits
 from fipa.flower.codec import Precision, nbytes, pack
@@ -237,6 +238,7 @@ class FlowerTransport:
             downlink,
             sent + post.received,
             time.perf_counter() - begun,
+            kept=self._travels_flat(question),
         )
 
     def _back(self, ask: Ask, post: Post, begun: float, times: int) -> list[int]:
@@ -270,6 +272,10 @@ class FlowerTransport:
         arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(theta)}
         return arrays | {name: arrays[own] for name, own in self.cargo.tied.items()}
 
+    def _travels_flat(self, question: Asked) -> bool:
+        """Whether a question is for an objective, and not for an app, which takes a whole model."""
+        return self._method(question) != JUDGE and not (isinstance(question, Order) and question.local is None)
+
     def _method(self, question: Asked) -> str:
         return JUDGE if isinstance(question, Loss) and self._apps_judge else question.method
 
@@ -292,32 +298,33 @@ class FlowerTransport:
     def message(self, ask: Ask, client: int, framed: bool = False) -> tuple[Request, Message]:
         """A question to one client, as it travels; `framed` with all that the client may lack."""
         question: Any = ask.question
-        request = self._request(ask.round_number, client, question, framed)
+        request = self._request(ask, client, question, framed)
         config = scaled(self.config, request.lr_scale) | {"server-round": ask.round_number}
         records: dict[str, Any] = {KEY: request.record(), "config": ConfigRecord(config)}
         node = self._nodes[client]
-        if isinstance(question, Order) and question.local is None:  # the app trains, and takes a whole model
+        if self._travels_flat(question):
+            kind = f"{MessageType.TRAIN if isinstance(question, Order) else MessageType.QUERY}.{FIPA_ACTION}"
+            records |= tensors_of(question, client, framed, client in ask.held)
+            if self._frame and (framed or node not in self._framed):
+                records[FRAME] = pack(dict(self.cargo.frame))
+                self._framed.add(node)
+        elif isinstance(question, Order):
             kind, records["arrays"] = MessageType.TRAIN, self.cargo.arrays(question.theta, question.buffers, self.names)
-        elif request.method == JUDGE:
+        else:
             kind, records["arrays"] = (
                 MessageType.EVALUATE, self.cargo.arrays(question.theta, question.buffers, self.names),
             )  # fmt: skip
             records["config"] = ConfigRecord(self._evaluate_config | {"server-round": ask.round_number})
-        else:
-            kind = f"{MessageType.TRAIN if isinstance(question, Order) else MessageType.QUERY}.{FIPA_ACTION}"
-            records |= tensors_of(question, client, framed)
-            if self._frame and (framed or node not in self._framed):
-                records[FRAME] = pack(dict(self.cargo.frame))
-                self._framed.add(node)
         return request, Message(RecordDict(records), dst_node_id=node, message_type=kind)
 
-    def _request(self, k: int, client: int, question: Asked, whole: bool) -> Request:
+    def _request(self, ask: Ask, client: int, question: Asked, whole: bool) -> Request:
         order = question if isinstance(question, Order) else None
         curve = curve_of(question, client, whole) if isinstance(question, Curve) else {}
         return Request(
-            self._method(question), k, client, self.seed, self.cargo.layout.names, self._precision,
+            self._method(question), ask.round_number, client, self.seed, self.cargo.layout.names, self._precision,
             tuple(self.cargo.buffers), self._frame, None if order is None else order.memories.get(client),
-            {} if order is None else settings_of(order), curve, self.settled, self._strict,
+            {} if order is None else settings_of(order), curve, mark_of(question.theta) if ask.keep else "",
+            self.settled, self._strict,
         )  # fmt: skip
 
 
