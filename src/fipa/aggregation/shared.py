@@ -19,6 +19,7 @@ from torch import Tensor
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.rule import Step, check_not_negative
 from fipa.curvature.basis import BasisCurvature, BasisPlan
+from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import FipaError, UpdateError
 from fipa.linalg import eigh
 
@@ -66,7 +67,9 @@ class SharedFIPA:
     Parameters
     ----------
     damping
-        $\beta$.
+        $\beta$. None is 0 where all clients take part. Where only some do, most of what is known is some rounds old,
+        and it is the usual curvature $(\frac1k \sum_i \sqrt{\lambda_i})^2$ of the $\lambda_i$ of S: flat directions,
+        in which news are mostly noise, take short steps.
     radius
         Longest step; None for any length.
     columns
@@ -92,7 +95,7 @@ class SharedFIPA:
     which clients' curvatures are.
     """
 
-    damping: float = 0.0
+    damping: float | None = None
     radius: float | None = None
     columns: int = 200
     directions: int | None = None
@@ -105,7 +108,7 @@ class SharedFIPA:
     for_rounds = ("columns", "directions", "parts", "bits", "weight_decay", "memory")
 
     def __post_init__(self) -> None:
-        check_not_negative(self, damping=self.damping, weight_decay=self.weight_decay)
+        check_not_negative(self, damping=self.damping or 0.0, weight_decay=self.weight_decay)
         if self.radius is not None and not self.radius > 0:
             raise FipaError(f"SharedFIPA(radius={self.radius}): must be positive, or None")
         if self.columns < 1 or (self.directions is not None and self.directions < 1):
@@ -135,13 +138,13 @@ class SharedFIPA:
             if one.basis.shape != basis.shape or not torch.equal(one.basis, basis):
                 raise UpdateError(f"{client} sent a curvature in another basis: send all clients of a round the same")
         values, vectors = cohort.remember(_spectrum)
-        mean = cohort.mean_delta
+        mean, damping = cohort.mean_delta, self.damping or 0.0
         if trained == {True}:
             moment = sum(w * one.moment.double() for w, one in zip(cohort.weights, summaries, strict=True))
-            inside = moment + self.damping * (basis.T @ mean).double()
+            inside = moment + damping * (basis.T @ mean).double()
         else:
             inside = (basis.T @ mean).double()
-        solved, shift = _within(values, vectors.T @ inside, self.damping, self.radius)
+        solved, shift = _within(values, vectors.T @ inside, damping, self.radius)
         d = basis @ (vectors @ solved).to(basis)
         if trained == {True}:
             d = d + (mean - basis @ (basis.T @ mean))
@@ -150,6 +153,13 @@ class SharedFIPA:
         condition = float((kept[0] + shift) / (kept[-1] + shift)) if len(kept) and kept[-1] + shift > 0 else math.inf
         projections = [w * float(delta @ d) for w, delta in zip(cohort.weights, cohort.deltas, strict=True)]
         return Step(d, effective, condition, projections)
+
+
+def usual_curvature(summary: CurvatureSummary | None) -> float:
+    r"""$(\frac1k \sum_i \sqrt{\lambda_i})^2$: few steep directions count for less than in the mean of all."""
+    assert isinstance(summary, BasisCurvature)
+    values, _ = eigh(summary.matrix.double())
+    return float(values.clamp(min=0).sqrt().mean().square()) if len(values) else 0.0
 
 
 def _spectrum(cohort: Cohort) -> tuple[Tensor, Tensor]:

@@ -125,8 +125,8 @@ def _check_stage(stage: StageSpec, arm: ArmSpec) -> None:
         raise ValueError(f"adaptive rank and steps need eigen-sketches, which {rule.name} does not use")
     if stage.adaptive_steps and not sketch.adaptive:
         raise ValueError("adaptive_steps needs sketch.adaptive, whose gradients it uses")
-    if stage.damping_decay is not None and not hasattr(rule, "damping"):
-        raise ValueError(f"damping_decay: {rule.name} has no damping")
+    if stage.damping_decay is not None and getattr(rule, "damping", None) is None:
+        raise ValueError(f"damping_decay: {rule.name} has no damping, or none that is given")
     local: Any = stage.local
     if local.name in ("gauss-newton", "gradient") and (stage.adaptive_steps or stage.lr_scale not in (None, 1.0)):
         raise ValueError(

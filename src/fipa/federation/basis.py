@@ -149,12 +149,15 @@ class Basis:
             return (Move(self.columns, mark=mark_of(self.columns[:, :0])),)
         return self.moves[len(self.moves) - behind :]
 
-    def widened(self, directions: Sequence[Tensor], generator: torch.Generator, most: int | None = None) -> Basis:
-        """With the span of more directions (p each) in it, nearly, or with the `most` leading ones of what they add.
+    def widened(
+        self, directions: Sequence[Tensor], generator: torch.Generator, most: int | None = None, share: float = 1.0
+    ) -> Basis:
+        """With the span of more directions (p each) in it, nearly.
 
-        New columns are mixed by a random rotation: none of them is one client's direction.
+        Of what they add, the `most` leading ones at most, and no more than hold a `share` of its squared length. New
+        columns are mixed by a random rotation: none of them is one client's direction.
         """
-        found = new_columns(self.columns, directions, most)
+        found = new_columns(self.columns, directions, most, share)
         if found.shape[1] == 0:
             return self
         noise = torch.randn(found.shape[1], found.shape[1], generator=generator, dtype=torch.float64)
@@ -204,7 +207,7 @@ class Basis:
         return cls(tensors["columns"], int(tensors["version"]), moves)
 
 
-def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None = None) -> Tensor:
+def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None = None, share: float = 1.0) -> Tensor:
     """Orthonormal columns (p x n, double precision) for what directions add to the span of the others."""
     wide = aligned(columns).double()
     given = torch.stack([direction.double() for direction in directions], dim=1)
@@ -216,7 +219,9 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
     if given.shape[1] == 0:
         return given
     left, values, _ = torch.linalg.svd(given, full_matrices=False)
-    new = left[:, values > NEWS][:, :most]
+    reached = values.square().cumsum(0) / values.square().sum()
+    needed = int((reached < share).sum()) + 1
+    new = left[:, values > NEWS][:, :needed][:, :most]
     new = new - wide @ (wide.T @ new)
     return torch.linalg.qr(new)[0]
 
@@ -248,7 +253,7 @@ def _orthonormal(columns: Tensor, gram: Tensor) -> Tensor:
 
 def _leading_rows(vectors: Tensor) -> list[int]:
     """As many rows of a matrix (k x d) as it has columns, as independent as can be; in order."""
-    left, found = vectors.clone(), []
+    left, found = vectors.clone(), list[int]()
     for _ in range(vectors.shape[1]):
         lengths = torch.linalg.vector_norm(left, dim=1)
         lengths[found] = -1.0

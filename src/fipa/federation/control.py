@@ -81,7 +81,7 @@ class StepControl:
     def start(self, rule: Rule) -> float:
         """The first value; a step is never above the rule's own."""
         name = self.parameter(rule)
-        own = float(getattr(rule, name))
+        own = float(getattr(rule, name) or 0.0)
         value = self.initial or own or 0.01
         return value if name == "damping" else min(value, own)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.rule import aggregator
-from fipa.aggregation.shared import SharedFIPA
+from fipa.aggregation.shared import SharedFIPA, usual_curvature
 from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 TRAIL = 20  # rounds whose late answers can still be placed
 STEEPEST = 1000  # times the usual curvature that one client may have
 HIGHEST = 1e12  # curvature that anybody may have
+SEEDS = 0.9  # share of a warm-up's updates that the basis begins with: the rest would cost more than it brings
 LONGEST = 10  # times the usual length of a gradient: longer ones are shortened to that
 
 
@@ -147,7 +148,7 @@ class SharedStep:
             clients = clients.told(*(News(client, n, last, -g) for client, (n, g) in sorted(seen.items())))
         if seen:
             directions = [gradient for _, (_, gradient) in sorted(seen.items())]
-            basis = basis.widened(directions, self._generator(directions), self.rule.columns)
+            basis = basis.widened(directions, self._generator(directions), self.rule.columns, SEEDS)
         return Shared(basis, clients.widened(len(basis)))
 
     def _foretold(self) -> tuple[float, float]:
@@ -278,7 +279,9 @@ class SharedStep:
         if isinstance(control, TrustRegion) and some:
             radius = control.start(self.theta) if radius is None else radius
             radius = control.adapted(radius, ratio, self.memory.full_length, age)
-            return Outcome(apply(replace(rule, radius=radius), {}), radius, 1, rule.damping, radius=radius)
+            damping = usual_curvature(pooled.sketch) if rule.damping is None else rule.damping
+            taken = apply(replace(rule, radius=radius, damping=damping), {})
+            return Outcome(taken, radius, 1, damping, radius=radius)
         judges = yield from Judges(self.round, None, (), self.replies, rule.weight_decay).called()
         if isinstance(control, StepControl):
             value = control.start(rule) if radius is None else radius
@@ -287,14 +290,9 @@ class SharedStep:
             )
             after = trial.loss if trial.result is not None else judges.loss
             return Outcome(
-                trial.result,
-                trial.value,
-                trial.trials,
-                trial.used,
-                radius=rule.radius,
-                loss=judges.loss,
+                trial.result, trial.value, trial.trials, trial.used, radius=rule.radius, loss=judges.loss,
                 loss_after=after,
-            )
+            )  # fmt: skip
         return (yield from self._judged(control, apply, judges, pooled, radius or control.start(self.theta)))
 
     def _judged(

@@ -80,7 +80,7 @@ class Stage:
         rule: Any = self.rule
         if getattr(rule, "seed", None) is not None:  # of a private rule's noise: runs must not share it
             rule = replace(rule, seed=seed_for(rule.seed, f"noise of run {seed}"))
-        if self.damping_decay == 1.0:
+        if self.damping_decay == 1.0 or rule.damping is None:
             return rule
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 

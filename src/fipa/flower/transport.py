@@ -228,18 +228,14 @@ class FlowerTransport:
             self.roster.heard(self._nodes[client], client in post.values)
         known = {client: reason for client, reason in post.refused.items() if isinstance(client, int)}
         missing = [client for client in ask.clients if client not in post.values and client not in known]
+        silent = {
+            client: f"node {self._nodes[client]} did not answer in time ({question.method})" for client in missing
+        }
         return Answers(
-            post.values,
-            tuple(post.late),
-            {client: f"node {self._nodes[client]} did not answer in time ({question.method})" for client in missing},
-            post.refused,
-            self.patience.enough(len(post.values), len(ask.clients)),
-            post.uplink,
-            downlink,
-            sent + post.received,
-            time.perf_counter() - begun,
-            kept=self._travels_flat(question),
-        )
+            post.values, tuple(post.late), silent, post.refused,
+            self.patience.enough(len(post.values), len(ask.clients)), post.uplink, downlink, sent + post.received,
+            time.perf_counter() - begun, kept=self._travels_flat(question),
+        )  # fmt: skip
 
     def _back(self, ask: Ask, post: Post, begun: float, times: int) -> list[int]:
         """Clients whose nodes died with the question, and are back, as long as there is no quorum without them."""
@@ -311,9 +307,8 @@ class FlowerTransport:
         elif isinstance(question, Order):
             kind, records["arrays"] = MessageType.TRAIN, self.cargo.arrays(question.theta, question.buffers, self.names)
         else:
-            kind, records["arrays"] = (
-                MessageType.EVALUATE, self.cargo.arrays(question.theta, question.buffers, self.names),
-            )  # fmt: skip
+            kind = MessageType.EVALUATE
+            records["arrays"] = self.cargo.arrays(question.theta, question.buffers, self.names)
             records["config"] = ConfigRecord(self._evaluate_config | {"server-round": ask.round_number})
         return request, Message(RecordDict(records), dst_node_id=node, message_type=kind)
 
@@ -346,12 +341,7 @@ def _joined(first: Post, second: Post) -> Post:
     refused = {**first.refused, **second.refused}
     refused |= dict.fromkeys(second.lacking, "lacks arrays that it was sent")
     return Post(
-        values,
-        first.late + second.late,
-        {client: reason for client, reason in refused.items() if client not in values},
-        [],
-        [client for client in {*first.gone, *second.gone} if client not in values],
-        {**first.names, **second.names},
-        first.uplink + second.uplink,
-        first.received + second.received,
-    )
+        values, first.late + second.late, {client: why for client, why in refused.items() if client not in values}, [],
+        [client for client in {*first.gone, *second.gone} if client not in values], {**first.names, **second.names},
+        first.uplink + second.uplink, first.received + second.received,
+    )  # fmt: skip
