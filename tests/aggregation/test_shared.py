@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fipa import ClientUpdate, FipaError, Layout, UpdateError, aggregate
-from fipa.aggregation.shared import ClientMemory, SharedFIPA
+from fipa.aggregation.shared import ClientMemory, SharedFIPA, usual_curvature
 from fipa.curvature.basis import BasisCurvature
 
 P, K = 12, 5
@@ -43,6 +43,18 @@ def cohort(Q: Tensor, trains: bool = False) -> tuple[list[ClientUpdate], Tensor,
     D = sum((a * d for a, (_, _, d) in zip(w, rows, strict=True)), THETA)
     HD = sum((a * h @ d for a, (_, h, d) in zip(w, rows, strict=True)), THETA)
     return [row[0] for row in rows], H, D, HD
+
+
+def test_usual_curvature() -> None:
+    """Of 1, 4, 9 and a 0 that rounding has made negative: the square of (1 + 2 + 3 + 0) / 4, scaled as they are."""
+    Q = Q_of(4)
+    values = torch.tensor([9.0, 4.0, 1.0, -1e-12], dtype=torch.float64)
+    turn = torch.linalg.qr(randn(4, 4, seed=9))[0]
+    for size in (1.0, 1e-6, 1e6):
+        S = size * (turn * values) @ turn.T
+        found = usual_curvature(BasisCurvature((S + S.T) / 2, THETA[:0], Q, LAYOUT))
+        assert found == pytest.approx(size * 1.5**2, rel=1e-4)
+    assert usual_curvature(BasisCurvature(THETA.new_zeros(0, 0), THETA[:0], Q[:, :0], LAYOUT)) == 0.0
 
 
 @given(st.floats(1e-3, 10.0))

@@ -335,6 +335,19 @@ def test_of_most_directions_the_leading_ones() -> None:
     assert Basis.empty(P).widened([a, b], rng(), most=0).version == 0
 
 
+def test_as_many_as_hold_a_share() -> None:
+    """Five agree on a, three on b, one says c: a and b have eight ninths of the squared lengths."""
+    a, b, c = basis_of(3).columns.T
+    given = [a, a, -3 * a, a, a, b, b, 2 * b, c]
+    empty = Basis.empty(P)
+    assert [new_columns(empty.columns, given, share=s).shape[1] for s in (0.1, 0.5, 0.6, 0.88, 0.9, 1.0)] == [
+        1, 1, 2, 2, 3, 3,
+    ]  # fmt: skip
+    assert new_columns(empty.columns, given, most=1, share=0.9).shape[1] == 1
+    assert len(empty.widened(given, rng(), share=0.85)) == 2
+    assert len(empty.widened([a], rng(), share=0.1)) == 1
+
+
 def test_a_basis_of_all_there_is() -> None:
     basis = basis_of(9, parameters=6)
     assert len(basis) == 6

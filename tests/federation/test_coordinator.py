@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
 from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.arm import Arm
+from fipa.federation.basis import mark_of
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import Coordinator, State
 from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Reply, Who
@@ -60,6 +62,68 @@ def there(*clients: int) -> Answers:
 
 def texts(record: RoundRecord) -> list[tuple[Any, str]]:
     return [(event["client"], event["text"]) for event in record.events]
+
+
+def judged(values: list[float], **more: Any) -> tuple[Answer, list[Ask]]:
+    """Clients 0 and 1, who tell their loss at one proposed model after the other."""
+    asks: list[Ask] = []
+
+    def answer(ask: Ask) -> Answers:
+        if isinstance(ask.question, Who):
+            return there(0, 1)
+        asks.append(ask)
+        if isinstance(ask.question, Order):
+            return Answers({client: reply(client, loss=1.0) for client in ask.clients}, **more)
+        return Answers(dict.fromkeys(ask.clients, values.pop(0)), **more)
+
+    return answer, asks
+
+
+def test_a_model_travels_once_however_many_questions_are_about_it() -> None:
+    """The step that was taken is the next round's model: those who judged it have kept it."""
+    coordinator = Coordinator(arm(Stage(FedAvg(), SGD_RULE, 3, control=StepControl(adapt="step"))), 0)
+    answer, asks = judged([5.0, 0.5, 0.4])
+    state, _, _ = talk(coordinator, coordinator.start(THETA), answer)
+    order, first, second = asks
+    assert [ask.keep for ask in asks] == [True] * 3
+    assert [set(ask.held) for ask in asks] == [set(), set(), set()]
+    assert {len(marks) for marks in state.held.values()} == {3}
+    state, _, _ = talk(coordinator, state, answer)
+    assert asks[3].held == {0, 1}
+    assert torch.equal(asks[3].question.theta, second.question.theta)
+    assert state.held[0][1] == mark_of(second.question.theta)
+    assert mark_of(first.question.theta) in state.held[0]
+    assert mark_of(order.question.theta) not in state.held[0]  # three are kept
+
+
+def test_who_does_not_answer_is_sent_the_model_again() -> None:
+    coordinator = Coordinator(arm(Stage(FedAvg(), SGD_RULE, 3, control=StepControl(adapt="step"))), 0)
+    answer, asks = judged([0.5, 0.4])
+
+    def half(ask: Ask) -> Answers:
+        answers = answer(ask)
+        gone = isinstance(ask.question, Loss)
+        return replace(answers, values={c: v for c, v in answers.values.items() if c == 0 or not gone})
+
+    state, _, _ = talk(coordinator, coordinator.start(THETA), half)
+    talk(coordinator, state, half)
+    assert asks[2].held == {0}
+
+
+@pytest.mark.parametrize("local", [SGD_RULE, None], ids=["without control", "apps that train"])
+def test_models_are_not_kept_for_nothing(local: Any) -> None:
+    control = StepControl(adapt="step") if local is None else None
+    coordinator = Coordinator(arm(Stage(FedAvg(), local, 1, control=control)), 0)
+    answer, asks = judged([0.5])
+    state, _, _ = talk(coordinator, coordinator.start(THETA), answer)
+    assert not any(ask.keep or ask.held for ask in asks)
+    assert state.held == {}
+
+
+def test_a_transport_may_keep_nothing() -> None:
+    coordinator = Coordinator(arm(Stage(FedAvg(), SGD_RULE, 1, control=StepControl(adapt="step"))), 0)
+    state, _, _ = talk(coordinator, coordinator.start(THETA), judged([0.5], kept=False)[0])
+    assert state.held == {}
 
 
 def test_who_is_there_is_asked_first_and_only_they_get_orders() -> None:

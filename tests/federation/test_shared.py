@@ -76,6 +76,20 @@ def test_nobody_is_asked_to_judge_where_only_some_are_here() -> None:
     assert [record["trials"] for _, record in rounds] == [1] * 4
 
 
+def test_the_damping_is_the_usual_curvature_where_only_some_are_here() -> None:
+    """That of the quadratics of all who are known; where all are here there is none, and what is given holds."""
+    rounds = run(shared(rounds=3, control=TrustRegion()), participation=ONE, seed=3)
+    for state, record in rounds:
+        memory = Shared.of(state.rule_state)
+        values = torch.linalg.eigvalsh(memory.clients.curvature(memory.clients.weights(record["round"])))
+        assert record["damping"] == pytest.approx(float(values.clamp(min=0).sqrt().mean()) ** 2, rel=1e-6)
+        assert record["damping"] > 0
+    ((_, record),) = run(shared(control=TrustRegion()))
+    assert record["damping"] is None
+    ((_, record),) = run(shared(control=TrustRegion(), damping=0.3), participation=ONE, seed=3)
+    assert record["damping"] == 0.3
+
+
 def test_who_has_a_copy_of_the_basis_is_sent_only_what_is_new() -> None:
     rounds = run(shared(rounds=3, columns=2))
     first, second, third = (record["downlink_bytes"] for _, record in rounds)
