@@ -1,14 +1,17 @@
 """The tables of a shared basis in docs/vision.md: `python docs/results/shared.py NAME RUN...` from runs of `fipa run`.
 
 For each arm, mean and standard deviation over the seeds: the last round, the mean of the last five, the mean of the
-last ten models, and bytes up and down per client that was asked, as multiples of a FedAvg update. Every seed goes to
-docs/results/NAME.csv.
+last ten models, and bytes up and down per client that was asked, as multiples of a FedAvg update. RUN@50 takes the
+first 50 rounds of a run. Every seed goes to docs/results/NAME.csv; rows that are there already and in none of the runs
+stay. Below the table: by how much "FIPA shared basis" is ahead of each other arm, of both the better of the last five
+and of the mean of models, paired by seed, with a 95 % interval.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -18,13 +21,18 @@ from typing import Any
 COLUMNS = ("arm", "seed", "rounds", "last", "last_5", "averaged", "best", "up_p", "down_p", "trips", "seconds")
 
 
-def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each arm and seed that is finished."""
+OURS = "FIPA shared basis"
+QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t by the number of seeds
+
+
+def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, Any]]:
+    """One for each arm and seed that is finished; of its first rounds only, if so wished."""
     found = []
     for arm, seeds in results["arms"].items():
         for seed, run in seeds.items():
             if run["status"] != "finished":
                 continue
+            run = {name: series[:rounds] if isinstance(series, list) else series for name, series in run.items()}
             metric = [value for value in run["metric"] if value is not None]
             asked = [len(clients) for clients in run["clients"]]
             size = _update_bytes(results)
@@ -50,23 +58,39 @@ def _update_bytes(results: dict[str, Any]) -> int:
 
 def main(name: str, directories: list[str]) -> None:
     """Print the table, and write the CSV."""
-    found = []
+    file = Path(__file__).parent / f"{name}.csv"
+    old = [_typed(row) for row in csv.DictReader(file.open())] if file.exists() else []
+    found = {(row["arm"], row["seed"]): row for row in old}
     for directory in directories:
-        found += rows(json.loads((Path(directory) / "results.json").read_text("utf-8")))
-    with (Path(__file__).parent / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        place, _, cut = directory.partition("@")
+        results = json.loads((Path(place) / "results.json").read_text("utf-8"))
+        found |= {(row["arm"], row["seed"]): row for row in rows(results, int(cut) if cut else None)}
+    with file.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(found, key=lambda row: (row["arm"], row["seed"])))
-    arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in found:
-        arms[row["arm"]].append(row)
+        writer.writerows(found[key] for key in sorted(found))
+    arms: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for (arm, seed), row in sorted(found.items()):
+        arms[arm][seed] = row
     print("| arm | seeds | rounds | last | last 5 | mean of the last 10 models | up, p | down, p | seconds |")
     print("|---" * 9 + "|")
     for arm, seeds in arms.items():
-        cells = [_spread([row[key] for row in seeds]) for key in ("last", "last_5", "averaged")]
-        costs = [statistics.mean(row[key] for row in seeds) for key in ("up_p", "down_p", "seconds")]
-        print(f"| {arm} | {len(seeds)} | {seeds[0]['rounds']} | " + " | ".join(cells), end=" | ")
+        cells = [_spread([row[key] for row in seeds.values()]) for key in ("last", "last_5", "averaged")]
+        costs = [statistics.mean(row[key] for row in seeds.values()) for key in ("up_p", "down_p", "seconds")]
+        print(f"| {arm} | {len(seeds)} | {next(iter(seeds.values()))['rounds']} | " + " | ".join(cells), end=" | ")
         print(f"{costs[0]:.1f} | {costs[1]:.0f} | {costs[2]:.0f} |")
+    for arm, seeds in arms.items():
+        pairs = [(arms[OURS][seed], row) for seed, row in seeds.items() if seed in arms[OURS]]
+        if arm != OURS and len(pairs) > 1:
+            gains = [max(ours["last_5"], ours["averaged"]) - max(a["last_5"], a["averaged"]) for ours, a in pairs]
+            half = QUANTILES[len(gains)] * statistics.stdev(gains) / math.sqrt(len(gains))
+            print(f"{OURS} above {arm}: {statistics.mean(gains):+.2f} ± {half:.2f} ({len(gains)} seeds)")
+
+
+def _typed(row: dict[str, str]) -> dict[str, Any]:
+    """A row of the CSV with numbers in it."""
+    whole = ("seed", "rounds", "trips")
+    return {key: value if key == "arm" else int(value) if key in whole else float(value) for key, value in row.items()}
 
 
 def _spread(values: list[float]) -> str:
