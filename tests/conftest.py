@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)  # when its fixtures are gone
 def pytest_runtest_teardown() -> None:
-    """So does what a test has imported or cached, if it has looked for garbage: the next one would look at it again."""
+    """So does what a test has imported or cached, if it has looked for garbage: the next one would look at it again.
+
+    Copies of bases and models go: every client looks through all of them for old ones.
+    """
+    for kind in os.scandir(os.environ["FIPA_CACHE"]):
+        shutil.rmtree(kind, ignore_errors=True)
     if _looks() > _seen[0]:
         _freeze()
 
