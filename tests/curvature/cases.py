@@ -133,7 +133,7 @@ HEADS = {
 def make(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A model in float64 and eval mode, from a seed, without touching the global random state."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a traceback for every kind of device
         return build().double().eval()
 
 
