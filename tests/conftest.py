@@ -60,6 +60,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if len(session.items) > MANY:
         importlib.import_module("torch._dynamo")  # half of all there is; some test will
     _freeze()
+    gc.set_threshold(10_000)  # traces of models are many small objects, few of them garbage
 
 
 @pytest.hookimpl(trylast=True)  # when its fixtures are gone
