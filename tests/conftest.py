@@ -7,7 +7,7 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
 MANY = 100  # tests
+WAITING = ("deployment", "simulation")  # what mostly waits for processes of Flower and Ray: one at a time
 GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
@@ -44,15 +45,20 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use the browser are of its lane; tests of a module or session fixture go to one worker."""
+    """Tests that use the browser are of its lane; tests of a module or session fixture go to one worker.
+
+    The long ones come first, and before them those that wait, while other workers compute.
+    """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "browser" in fixtures:
             item.add_marker(pytest.mark.browser)
+        if _lane(item, WAITING):
+            item.add_marker(pytest.mark.xdist_group("waiting"))
         shared = next((name for name in fixtures if _shared(item, name)), None)
         if shared is not None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(GROUPED.get(shared, item.path.stem)))
-    items.sort(key=lambda item: not any(item.get_closest_marker(lane) for lane in SLOW))  # the long ones first
+    items.sort(key=lambda item: (not _lane(item, WAITING), not _lane(item, SLOW)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -87,6 +93,11 @@ def _freeze() -> None:
 def _looks() -> int:
     """How often all there is was looked through for garbage."""
     return int(gc.get_stats()[2]["collections"])
+
+
+def _lane(item: pytest.Item, lanes: Sequence[str]) -> bool:
+    """Whether a test is of one of these lanes."""
+    return any(item.get_closest_marker(lane) for lane in lanes)
 
 
 def _shared(item: pytest.Item, fixture: str) -> bool:
