@@ -230,7 +230,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.005)
+        time.sleep(0.02)  # conditions look through all processes, or all files of a run
 
 
 def wait_for_rounds(running: subprocess.Popen[str], directory: Path, rounds: int) -> None:
