@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
 MANY = 100  # tests
 WAITING = ("deployment", "simulation")  # what mostly waits for processes of Flower and Ray: one at a time
+PAGE = "opened"  # fixture: the page that is loaded again after any other one
 GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
@@ -45,10 +46,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use the browser are of its lane; tests of a module or session fixture go to one worker.
-
-    The long ones come first, and before them those that wait, while other workers compute.
-    """
+    """Tests that use the browser are of its lane; tests of a module or session fixture go to one worker."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "browser" in fixtures:
@@ -58,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shared = next((name for name in fixtures if _shared(item, name)), None)
         if shared is not None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(GROUPED.get(shared, item.path.stem)))
-    items.sort(key=lambda item: (not _lane(item, WAITING), not _lane(item, SLOW)))
+    items.sort(key=_rank)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -93,6 +91,11 @@ def _freeze() -> None:
 def _looks() -> int:
     """How often all there is was looked through for garbage."""
     return int(gc.get_stats()[2]["collections"])
+
+
+def _rank(item: pytest.Item) -> tuple[bool, ...]:
+    """First those that wait, while other workers compute; then the long ones; those that share a page side by side."""
+    return not _lane(item, WAITING), not _lane(item, SLOW), PAGE not in getattr(item, "fixturenames", ())
 
 
 def _lane(item: pytest.Item, lanes: Sequence[str]) -> bool:
