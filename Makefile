@@ -7,7 +7,7 @@ SUDO   := $(shell command -v sudo)
 
 SLOW   := browser or simulation or deployment or convergence or long
 # bytecode is kept even where Python is told not to: the tests start many processes that import the package
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help demo test test-fast bench browser lint format clean all-tests
 help:            ## show this list
@@ -25,11 +25,12 @@ demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under
 test: $(READY)dev browser  ## all tests, lint and types
 	@$(MAKE) --no-print-directory -j 2 all-tests lint
 
+# three workers on two processors: one of them waits for processes of Flower most of the time
 all-tests: $(READY)dev
-	$(PYTEST)
+	$(PYTEST) -n 3
 
 test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs
-	$(PYTEST) -m 'not ($(SLOW))'
+	$(PYTEST) -n 2 -m 'not ($(SLOW))'
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json
 	$(BIN)/python -m bench

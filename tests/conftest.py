@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
 MANY = 100  # tests
+WAITING = ("deployment", "simulation")  # what mostly waits for processes of Flower and Ray: one at a time
+PAGE = "opened"  # fixture: the page that is loaded again after any other one
 GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
@@ -48,10 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if "browser" in fixtures:
             item.add_marker(pytest.mark.browser)
+        if _lane(item, WAITING):
+            item.add_marker(pytest.mark.xdist_group("waiting"))
         shared = next((name for name in fixtures if _shared(item, name)), None)
         if shared is not None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(GROUPED.get(shared, item.path.stem)))
-    items.sort(key=lambda item: not any(item.get_closest_marker(lane) for lane in SLOW))  # the long ones first
+    items.sort(key=_rank)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -59,11 +64,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if len(session.items) > MANY:
         importlib.import_module("torch._dynamo")  # half of all there is; some test will
     _freeze()
+    gc.set_threshold(10_000)  # traces of models are many small objects, few of them garbage
 
 
 @pytest.hookimpl(trylast=True)  # when its fixtures are gone
 def pytest_runtest_teardown() -> None:
-    """So does what a test has imported or cached, if it has looked for garbage: the next one would look at it again."""
+    """So does what a test has imported or cached, if it has looked for garbage: the next one would look at it again.
+
+    Copies of bases and models go: every client looks through all of them for old ones.
+    """
+    for kind in os.scandir(os.environ["FIPA_CACHE"]):
+        shutil.rmtree(kind, ignore_errors=True)
     if _looks() > _seen[0]:
         _freeze()
 
@@ -80,6 +91,16 @@ def _freeze() -> None:
 def _looks() -> int:
     """How often all there is was looked through for garbage."""
     return int(gc.get_stats()[2]["collections"])
+
+
+def _rank(item: pytest.Item) -> tuple[bool, ...]:
+    """First those that wait, while other workers compute; then the long ones; those that share a page side by side."""
+    return not _lane(item, WAITING), not _lane(item, SLOW), PAGE not in getattr(item, "fixturenames", ())
+
+
+def _lane(item: pytest.Item, lanes: Sequence[str]) -> bool:
+    """Whether a test is of one of these lanes."""
+    return any(item.get_closest_marker(lane) for lane in lanes)
 
 
 def _shared(item: pytest.Item, fixture: str) -> bool:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import typer.main
 
 from fipa.cli import entry
 from fipa.config.load import load
@@ -125,6 +127,9 @@ class Done:
     err: str
 
 
+_command = cache(typer.main.get_command)  # made of the functions, which takes as long as many a command
+
+
 def fipa(*arguments: object, report: bool = False) -> Done:
     """The command, in this process, whose way with Ctrl-C stays what it was; figures and page only where asked for."""
     out, err = io.StringIO(), io.StringIO()
@@ -135,6 +140,7 @@ def fipa(*arguments: object, report: bool = False) -> Done:
             mock.patch.object(sys, "argv", argv),
             redirect_stdout(out),
             redirect_stderr(err),
+            mock.patch.object(typer.main, "get_command", _command),
             pytest.raises(SystemExit) as stop,
         ):
             entry()
@@ -224,7 +230,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.005)
+        time.sleep(0.02)  # conditions look through all processes, or all files of a run
 
 
 def wait_for_rounds(running: subprocess.Popen[str], directory: Path, rounds: int) -> None:

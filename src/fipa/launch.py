@@ -12,8 +12,6 @@ from fipa.config.load import for_given_problem, load
 from fipa.config.schema import Experiment
 from fipa.errors import FipaError
 from fipa.federation.executor import ProblemFactory
-from fipa.report.figures import write_figures
-from fipa.report.page import write_page
 from fipa.runner import Run, fresh_directory, remove
 
 Arms = Sequence[str] | Mapping[str, Mapping[str, Any]]
@@ -89,6 +87,9 @@ def refresh(directory: Path) -> None:
 
 def write_report(directory: Path) -> Path:
     """Figures, and the page, whose path is returned."""
+    from fipa.report.figures import write_figures  # with matplotlib, which `fipa.run` does without
+    from fipa.report.page import write_page
+
     write_figures(directory, directory / "figures")
     return write_page([directory], directory / "report.html")
 

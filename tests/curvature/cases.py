@@ -7,8 +7,9 @@ and writes the loss Hessian S out: no `torch.func`, no factor of S, no blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ HEADS = {
 def make(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A model in float64 and eval mode, from a seed, without touching the global random state."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a traceback for every kind of device
         return build().double().eval()
 
 
@@ -278,6 +279,12 @@ def _pde(name: str, model: nn.Module, x: Tensor, params: str | list[str] | None)
 
 
 def case(name: str) -> Case:
+    """A case of `CASES` with a model of its own; the oracle, which takes longest, is computed once."""
+    return replace(_known(name), model=make(MODELS[name.split("/")[0]]))
+
+
+@cache
+def _known(name: str) -> Case:
     """`model/loss`, or `model/loss/head` where only the last layer varies, or `model/loss/some` for a mixed subset."""
     model_name, loss, *subset = name.split("/")
     model, x = model_and_inputs(model_name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 import fipa
@@ -125,13 +127,19 @@ def test_a_server_killed_within_a_round_resumes_to_the_same_bits(case: str, tmp_
     assert torch.equal(theta, expected)
 
 
+@cache
+def undamaged() -> tuple[Tensor, Result]:
+    name, arm, overrides, clients = ARMS["shared basis that turns"]
+    return run(LocalGrid(client_app(), clients), name, arm, overrides)
+
+
 @pytest.mark.parametrize("kind", ["bases", "models"])
 @pytest.mark.parametrize("damage", ["lost", "spoilt"])
 def test_a_copy_that_is_lost_or_spoilt_heals_itself(damage: str, kind: str) -> None:
     """Of the basis, or of the model that a client was sent on the first trip."""
     name, arm, overrides, clients = ARMS["shared basis that turns"]
     place = folder() / kind
-    expected, before = run(LocalGrid(client_app(), clients), name, arm, overrides)
+    expected, before = undamaged()
     done: list[Path] = []
 
     def harm(message: Message, k: int) -> int:

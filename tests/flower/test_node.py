@@ -21,7 +21,7 @@ NODES = 5
 
 
 def network() -> nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
@@ -194,7 +194,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
         self.last, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
         self.last.weight = self.second.weight

@@ -125,7 +125,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert losses[best[0].round_number - 1] == min(loss for loss in losses if loss is not None)
 
 
-def test_damping_may_change_on_resume_and_what_must_not_is_named(tmp_path: Path, caplog: Any) -> None:
+def test_damping_may_change_on_resume_and_what_must_not_is_named(tmp_path: Path) -> None:
     file = tmp_path / "run.pt"
     FIPA(fipa.CompletedFIPA(1.0), control=True, checkpoint=file, **FIXED).start(LocalGrid(app(), 2), initial(), 2)
     with pytest.raises(FipaError, match=r"rule of stage 0 = CompletedFIPA, now it is FedAvg.* all else may"):
@@ -168,7 +168,7 @@ class Wild(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.layer = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -306,7 +306,7 @@ def test_validation_on_the_server_judges_alone() -> None:
 @pytest.mark.parametrize("control", [True, False, fipa.StepControl()])
 def test_controls(local: Any, control: Any) -> None:
     rule = fipa.SharedFIPA(damping=0.1, weight_decay=0.01, columns=8)
-    result = SecureFIPA(rule, local=local, control=control, signs=0).start(grid(), initial(), 10)
+    result = SecureFIPA(rule, local=local, control=control, signs=0).start(grid(nodes=4), initial(), 10)
     assert result.train_metrics_clientapp[10]["loss"] < 0.8 * result.train_metrics_clientapp[1]["loss"]
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from fipa.errors import FipaError
 from fipa.pde import Field
-from fipa.pde.jet import Jet, _general
+from fipa.pde.jet import Jet, _apply, _general
 from pde.cases import DOUBLE, assert_is_dense, network, points
 
 W = points(3, 2, seed=5, low=-1, high=1)
@@ -100,6 +100,27 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_torch(name: str) -> None:
     assert_is_dense(FUNCTIONS[name], points(6, 2), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("laplacian", [False, True])
+@pytest.mark.parametrize(
+    ("function", "others"),
+    [
+        (Tensor.__getitem__, ((slice(None), 1),)),
+        (Tensor.__getitem__, ((..., [1, 0]),)),
+        (Tensor.__getitem__, (torch.arange(7) > 2,)),
+        (Tensor.__rmul__, (math.pi,)),
+        (Tensor.__mul__, (B[:2],)),
+        (Tensor.__mul__, (points(28, 2).reshape(4, 7, 2),)),
+        (Tensor.__neg__, ()),
+    ],
+)
+def test_parts_and_multiples_have_the_bits_of_any_function(function: Any, others: Any, laplacian: bool) -> None:
+    jet = torch.sin(Jet.of(points(7, 2), laplacian=laplacian))
+    quick, general = (rule(function, (jet, *others), {}) for rule in (_apply, _general))
+    assert torch.equal(quick.value, general.value)
+    assert torch.equal(quick.slopes, general.slopes)
+    assert torch.equal(quick.curvatures, general.curvatures)
 
 
 def test_linear_with_weights_that_vary_with_x() -> None:

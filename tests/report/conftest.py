@@ -1,4 +1,4 @@
-"""One headless Chromium for the tests of the page."""
+"""One headless Chromium for the tests of the page; without them, selenium is not imported."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.support.ui import WebDriverWait
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 SWITCHES = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -27,6 +27,8 @@ class Browser:
         self.driver = driver
 
     def open(self, page: Path) -> None:
+        from selenium.webdriver.support.ui import WebDriverWait
+
         self.messages(), self.requests()
         self.driver.get(page.as_uri())
         # Chromium's driver may return from a local file of some megabytes before its scripts have run.
@@ -88,6 +90,9 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
     chromium, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver_path is None:
         pytest.fail("the report is tested in a real browser: apt install chromium chromium-driver")
