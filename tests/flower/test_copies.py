@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fipa.federation.basis import Basis, mark_of
+from fipa.flower import copies as module
 from fipa.flower.copies import FOLDER, OLD, Copies, folder
 
 P = 12
@@ -140,8 +141,9 @@ def test_other_clients_and_runs_keep_theirs(cache: Path) -> None:
         assert all(copies.load(mark, P) is not None for mark in found)
 
 
-def test_copies_of_runs_that_ended_long_ago_are_deleted(cache: Path) -> None:
+def test_copies_of_runs_that_ended_long_ago_are_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what processes left behind that were killed."""
+    monkeypatch.setattr(module, "EVERY", 0.0)
     kept(Copies("1-0"), 1)
     kept(Copies("2-0"), 1)
     (cache / "1-0-abc.safetensors.123").write_bytes(b"half of")
@@ -153,7 +155,16 @@ def test_copies_of_runs_that_ended_long_ago_are_deleted(cache: Path) -> None:
     assert {path.name[:3] for path in cache.iterdir()} == {"2-0", "3-0", "not"}
 
 
+def test_a_process_looks_for_old_ones_now_and_then(cache: Path) -> None:
+    kept(Copies("1-0"), 1)
+    (old,) = cache.iterdir()
+    os.utime(old, (time.time() - 2 * OLD,) * 2)
+    kept(Copies("2-0"), 1)
+    assert old.exists()
+
+
 def test_another_client_may_delete_an_old_file_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.0)
     kept(Copies("1-0"), 1)
     (old,) = cache.iterdir()
     os.utime(old, (time.time() - 2 * OLD,) * 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +17,8 @@ from fipa.linalg import aligned
 
 FOLDER = "FIPA_CACHE"  # environment variable: where copies are kept
 OLD = 30 * 24 * 3600.0  # seconds after which a copy of a run that has ended is deleted
+EVERY = 3600.0  # seconds between two looks for old ones, of a process that lasts
+_swept: dict[Path, float] = {}  # when they were last looked for, by folder
 
 
 def folder() -> Path:
@@ -70,24 +71,28 @@ class Copies:
         _touch(partial)
         os.replace(partial, place)
         mine = sorted(self._folder.glob(f"{self._owner}-*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
-        self._delete(lambda path: path in mine[self._most :])
-        limit = time.time() - OLD
-        for path in self._folder.glob("*.safetensors*"):  # partial ones of processes that were killed, too
-            with contextlib.suppress(FileNotFoundError):  # other clients on this machine look for old ones as well
-                if path.stat().st_mtime < limit:
-                    path.unlink()
+        for path in mine[self._most :]:
+            path.unlink(missing_ok=True)
+        if time.time() - _swept.get(self._folder, -EVERY) >= EVERY:
+            _swept[self._folder] = time.time()
+            _sweep(self._folder)
 
     def clear(self) -> None:
         """Delete all copies of this client."""
-        self._delete(lambda _: True)
-
-    def _delete(self, chosen: Callable[[Path], bool]) -> None:
         for path in self._folder.glob(f"{self._owner}-*.safetensors"):
-            if chosen(path):
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def _file(self, mark: str) -> Path:
         return self._folder / f"{self._owner}-{mark}.safetensors"
+
+
+def _sweep(place: Path) -> None:
+    """Delete old copies, also partial ones of processes that were killed."""
+    limit = time.time() - OLD
+    for path in place.glob("*.safetensors*"):
+        with contextlib.suppress(FileNotFoundError):  # other clients on this machine look for old ones as well
+            if path.stat().st_mtime < limit:
+                path.unlink()
 
 
 def _touch(path: Path) -> None:
