@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy
@@ -269,10 +267,8 @@ class StackedObjective:
     def _traced(self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms) -> Tensor:
         key = (name, self._first.form, self._first.training, *(t.shape for t in pytree.tree_leaves(terms)))
         if key not in self._traces:
-            shapes = FakeTensorMode(allow_fallback_kernels=True)  # of all results: torch makes one for each by itself
             try:
-                with tracing(TracingContext(shapes)):
-                    self._traces[key] = make_fx(lambda thetas, terms: function(thetas, terms))(thetas, terms)
+                self._traces[key] = make_fx(lambda thetas, terms: function(thetas, terms))(thetas, terms)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0]
                 raise FipaError(

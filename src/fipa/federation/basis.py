@@ -80,7 +80,7 @@ class Move:
         stay[places.long()] = False
         together = torch.zeros(columns.shape[1], self.tensor.shape[1], dtype=torch.float64)
         together[stay] = torch.eye(self.tensor.shape[1], dtype=torch.float64)
-        together[~stay] = aligned(self.tensor).double() * torch.exp2(-exponents.double())[:, None]
+        together[~stay] = aligned(self.tensor).double() * _powers(-exponents)[:, None]
         return _orthonormal(together, _on_grid(gram_of(columns), SMALL))
 
     def fits(self, columns: Tensor) -> bool:
@@ -184,7 +184,7 @@ class Basis:
         shares = torch.linalg.solve(away[go].T, -away[stay].T)
         largest = shares.abs().amax(dim=1) if keep else shares.new_ones(len(go))
         exponents = (7 - torch.frexp(largest)[1]).clamp(0, FINEST)
-        codes = (shares * torch.exp2(exponents.double())[:, None]).round().clamp(-127, 127)
+        codes = (shares * _powers(exponents)[:, None]).round().clamp(-127, 127)
         return Move(codes.to(torch.int8), torch.stack([torch.tensor(go, dtype=torch.int32), exponents], dim=1))
 
     def gram(self) -> Tensor:
@@ -267,7 +267,7 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
     """What codes (int8, p x n) have outside of a basis, each about as long as 1; the same bits on every machine."""
     wide = aligned(columns).double()
     squares = codes.long().square().sum(0).tolist()
-    given = codes.double() * torch.tensor([0.5 ** (n.bit_length() // 2) for n in squares], dtype=torch.float64)
+    given = codes.double() * _powers(torch.tensor([-(n.bit_length() // 2) for n in squares]))
     return _on_grid(given - wide @ _on_grid(wide.T @ given, FINE), GRID)
 
 
@@ -293,6 +293,11 @@ def _entries(packed: Tensor, parameters: int) -> Tensor:
 
 def _on_grid(matrix: Tensor, steps: float) -> Tensor:
     return (matrix * steps).round() / steps + 0.0  # no negative zero: checksums are of bytes
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Powers of 2, exactly: torch's own may be off by a bit on some processors."""
+    return torch.tensor([2.0**n for n in exponents.tolist()], dtype=torch.float64)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
