@@ -5,6 +5,9 @@ last ten models, and bytes up and down per client that was asked, as multiples o
 first 50 rounds of a run. Every seed goes to docs/results/NAME.csv; rows that are there already and in none of the runs
 stay. Below the table: by how much "FIPA shared basis" is ahead of each other arm, of both the better of the last five
 and of the mean of models, paired by seed, with a 95 % interval.
+
+`python docs/results/shared.py --reach LEVEL RUN...` prints when the mean of the last ten models of each arm and seed
+reaches an accuracy, and what a client that was asked in every round would have sent and been sent until then.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ COLUMNS = ("arm", "seed", "rounds", "last", "last_5", "averaged", "best", "up_p"
 
 
 OURS = "FIPA shared basis"
-QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t by the number of seeds
+QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262, 20: 2.093}  # of Student's t by the number of seeds
 
 
 def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, Any]]:
@@ -87,6 +90,23 @@ def main(name: str, directories: list[str]) -> None:
             print(f"{OURS} above {arm}: {statistics.mean(gains):+.2f} ± {half:.2f} ({len(gains)} seeds)")
 
 
+def reach(level: float, directories: list[str]) -> None:
+    """Print rounds and bytes up to an accuracy."""
+    for directory in directories:
+        results = json.loads((Path(directory) / "results.json").read_text("utf-8"))
+        size = _update_bytes(results)
+        for arm, seeds in results["arms"].items():
+            for seed, run in seeds.items():
+                rounds = next((k for k, value in enumerate(run["averaged_metric"], 1) if (value or 0) >= level), None)
+                asked = [len(clients) for clients in run["clients"]]
+                up, down = (
+                    sum(b / n / size for b, n in zip(run[f"{way}link_bytes"][:rounds], asked, strict=False))
+                    for way in ("up", "down")
+                )
+                told = f"{rounds} rounds, {up:.0f} p up, {down:.0f} p down" if rounds else "not reached"
+                print(f"{arm}, seed {seed}, {level}: {told}")
+
+
 def _typed(row: dict[str, str]) -> dict[str, Any]:
     """A row of the CSV with numbers in it."""
     whole = ("seed", "rounds", "trips")
@@ -99,4 +119,7 @@ def _spread(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    if sys.argv[1] == "--reach":
+        reach(float(sys.argv[2]), sys.argv[3:])
+    else:
+        main(sys.argv[1], sys.argv[2:])
