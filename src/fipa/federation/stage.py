@@ -80,8 +80,10 @@ class Stage:
         rule: Any = self.rule
         if getattr(rule, "seed", None) is not None:  # of a private rule's noise: runs must not share it
             rule = replace(rule, seed=seed_for(rule.seed, f"noise of run {seed}"))
-        if self.damping_decay == 1.0 or rule.damping is None:
+        if self.damping_decay == 1.0:
             return rule
+        if rule.damping is None:
+            raise FipaError("damping_decay: the rule has no damping that is given")
         return replace(rule, damping=rule.damping * self.damping_decay**place)
 
 

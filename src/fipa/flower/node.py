@@ -68,7 +68,7 @@ def _answered(message: Message, context: Context, site_of: SiteOf, config: Mappi
         return Message(told(request, other.args[0]), reply_to=message)
     question = question_of(request, content, layout, like, _memory(request, context), basis, kept)
     if request.model and kept is None:
-        models.save(question.theta, request.model)
+        models.save(question.theta, mark_of(question.theta))  # no name of a file that the server has chosen
     clients = (request.client,)
     if isinstance(question, Order):
         before = getattr(site, "seconds", 0.0)
