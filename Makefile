@@ -25,9 +25,9 @@ demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under
 test: $(READY)dev browser  ## all tests, lint and types
 	@$(MAKE) --no-print-directory -j 2 all-tests lint
 
-# three workers on two processors: one of them waits for processes of Flower most of the time
+# four workers on two processors: two of them wait for processes of Flower and Ray most of the time
 all-tests: $(READY)dev
-	$(PYTEST) -n 3
+	$(PYTEST) -n 4
 
 test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs
 	$(PYTEST) -n 2 -m 'not ($(SLOW))'

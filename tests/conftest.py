@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `make test-fast` leaves out
 MANY = 100  # tests
-WAITING = ("deployment", "simulation")  # what mostly waits for processes of Flower and Ray: one at a time
+WAITING = ("deployment", "simulation")  # what mostly waits for processes of Flower and Ray: one at a time of each
 PAGE = "opened"  # fixture: the page that is loaded again after any other one
 GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
 
@@ -51,8 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if "browser" in fixtures:
             item.add_marker(pytest.mark.browser)
-        if _lane(item, WAITING):
-            item.add_marker(pytest.mark.xdist_group("waiting"))
+        for lane in WAITING:
+            if item.get_closest_marker(lane):
+                item.add_marker(pytest.mark.xdist_group(lane))
         shared = next((name for name in fixtures if _shared(item, name)), None)
         if shared is not None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(GROUPED.get(shared, item.path.stem)))

@@ -8,7 +8,6 @@ told.
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tables import HERE, write
 from torch import Tensor
 
 import fipa
@@ -150,10 +150,7 @@ def main() -> None:
                 spread = f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}" if len(last) > 1 else "-"
                 cells.append(spread + (f", {lost} diverged" if lost else ""))
             print(f"| {some} | {lie} | " + " | ".join(cells) + " |", flush=True)
-            with (Path(__file__).parent / "hostile.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            write(HERE / "hostile.csv", COLUMNS, rows)
 
 
 if __name__ == "__main__":

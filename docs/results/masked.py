@@ -9,15 +9,14 @@ gradients stood still, compared with the true one.
 from __future__ import annotations
 
 import copy
-import csv
 import logging
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
+from tables import HERE, write
 from torch import Tensor
 
 import fipa
@@ -29,7 +28,7 @@ from fipa.flower.masked_transport import MaskedTransport
 from fipa.flower.secure.shared import signs_for
 from fipa.problems.vision import ConvNet, images
 
-HERE, SEEDS, ROUNDS, CLIENTS = Path(__file__).parent, range(3), 20, 16
+SEEDS, ROUNDS, CLIENTS = range(3), 20, 16
 COLUMNS = ("arm", "signs", "seed", "round", "accuracy", "loss", "uplink_kib", "similarity")
 
 
@@ -109,10 +108,7 @@ def main() -> None:
         rows += run(plain, seed, "plain", "")
         for signs in (0, 1, 3, 7):
             rows += run(SecureFIPA(local=local, plan=plan, signs=signs, seed=seed), seed, "masked", signs)
-    with (HERE / "masked.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(HERE / "masked.csv", COLUMNS, rows)
     print(
         "| arm | signs | accuracy after 10 | after 20 | loss | KiB per client and round | guess |\n" + "|---" * 7 + "|"
     )

@@ -7,7 +7,6 @@ mean and standard deviation over the seeds.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from tables import HERE, write
 
 from fipa.privacy import epsilon
 from fipa.report.data import summary
 
-HERE = Path(__file__).parent
 DELTA = 1e-3  # half of 1 / 479 clients
 COLOURS = {"FedAvg": "tab:blue", "FIPA": "tab:orange"}
 COLUMNS = ("arm", "rule", "noise", "epsilon", "delta", "seeds", "last5_mean", "last5_std", "last_mean", "last_std")
@@ -28,10 +27,7 @@ COLUMNS = ("arm", "rule", "noise", "epsilon", "delta", "seeds", "last5_mean", "l
 def main(directory: str) -> None:
     results = json.loads((Path(directory) / "results.json").read_text("utf-8"))
     rows = table(results)
-    with (HERE / "private-digits.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(HERE / "private-digits.csv", COLUMNS, rows)
     print("| arm | noise | epsilon | last 5 rounds | last round |\n" + "|---" * 5 + "|")
     for row in rows:
         scores = [f"{row[f'{key}_mean']} ± {row[f'{key}_std']}" for key in ("last5", "last")]

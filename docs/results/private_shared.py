@@ -8,16 +8,17 @@ directions are the sum of s / (s + damping) over the eigenvalues s that are abov
 
 from __future__ import annotations
 
-import csv
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from tables import HERE, write
+
 import fipa
 from fipa.privacy import noise_for
 
-HERE, SEEDS, ROUNDS, RATE, DELTA = Path(__file__).parent, (0, 1, 2), 24, 48 / 479, 1e-3
+SEEDS, ROUNDS, RATE, DELTA = (0, 1, 2), 24, 48 / 479, 1e-3
 COLUMNS = ("epsilon", "noise", "arm", "seed", "last5", "last", "directions_mean", "directions_last")
 FEDAVG = {"clip": 0.3, "step": 4.0}
 DESCENT: dict[str, Any] = {"clip": 1.0, "damping": 0.35, "split": (1.0, 0.0), "memory": {"discount": 0.8}}
@@ -74,10 +75,7 @@ def main() -> None:
                 f"{statistics.mean(row[key] for row in own):.1f}" for key in ("directions_mean", "directions_last")
             ]
             print(f"| {own[0]['epsilon']} | {name} | " + " | ".join(cells) + " |", flush=True)
-        with (HERE / "private-shared.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write(HERE / "private-shared.csv", COLUMNS, rows)
 
 
 if __name__ == "__main__":
