@@ -1,6 +1,7 @@
 """The code that newcomers copy must run as printed."""
 
 import copy
+import importlib
 import re
 import sys
 import types
@@ -197,3 +198,9 @@ def test_flower_apps_with_an_objective_learn(monkeypatch, capsys):
     for _, _, trips, messages, sent in rows:
         assert int(messages) == 4 * int(trips) >= 8  # there and back, for two clients, and at least one trial
         assert int(sent) > 0
+
+
+def test_the_page_about_the_paper_is_what_its_script_writes(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/results"))
+    paper = importlib.import_module("paper")
+    assert (ROOT / "docs/paper.md").read_text("utf-8") == paper.text(), "run `python docs/results/paper.py`"
