@@ -102,6 +102,39 @@ def mixture2d(
     )
 
 
+def teacher(
+    seed: int, *, dimension: int = 4, hidden: int = 4, samples: int = 400, distance: float = 0.05, test: int = 1000
+) -> Problem:
+    r"""A network of the same shape is the target, on $[-1, 1]^d$, of which each of two clients sees one half.
+
+    The paper's theorem assumes that the residual vanishes at a solution where the Jacobian has full column rank, and
+    holds near it. Here it does: 25 parameters meet 800 samples, and the start is at a relative `distance` from them.
+    """
+    _check_sizes(dimension=dimension, hidden=hidden, samples=samples, test=test)
+    generator = generator_for(seed, "model")
+    truth, model = (mlp([dimension, hidden, 1], generator=generator) for _ in range(2))
+    with torch.no_grad():
+        for own, other in zip(truth.parameters(), model.parameters(), strict=True):
+            own.copy_(2 * torch.randn(own.shape, generator=generator, dtype=own.dtype))
+            other.copy_(torch.randn(own.shape, generator=generator, dtype=own.dtype))
+        target, away = (torch.cat([t.reshape(-1) for t in one.parameters()]) for one in (truth, model))
+        start = target + distance * float(target.norm() / away.norm()) * away
+        nn.utils.vector_to_parameters(start, model.parameters())
+
+    def values(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return truth(x)[:, 0]
+
+    clients = []
+    for client, side in enumerate((-1.0, 1.0)):
+        x = 2 * _uniform(samples, dimension, seed, client) - 1
+        x[:, 0] = side * x[:, 0].abs()
+        clients.append(Residual(misfit, x, values(x)))
+    x = 2 * _uniform(test, dimension, seed, len(clients)) - 1
+    u = values(x)
+    return Problem(model, clients, lambda model: misfit(model, x, u).square().mean(), name="test MSE")
+
+
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:

@@ -15,7 +15,7 @@ from fipa.errors import FipaError
 from fipa.federation.problem import Problem
 from fipa.problems.burgers import burgers
 from fipa.problems.elliptic import elliptic, poisson
-from fipa.problems.fitting import mixture2d, sine
+from fipa.problems.fitting import mixture2d, sine, teacher
 from fipa.problems.inverse import inverse
 from fipa.problems.vision import images
 from fipa.randomness import seed_for
@@ -56,6 +56,7 @@ def given(seed: int) -> Problem:
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "sine": sine,
     "mixture2d": mixture2d,
+    "teacher": teacher,
     "elliptic": elliptic,
     "poisson": poisson,
     "burgers": burgers,
