@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fipa import Curves, FipaError, Maps
-from fipa.problems.fitting import GAUSSIANS, misfit, mixture2d, sine
+from fipa.problems.fitting import GAUSSIANS, misfit, mixture2d, sine, teacher
 
 EDGES = (-0.5, 0.25, 0.5, 2.0)
 
@@ -112,3 +112,27 @@ def test_bad_sizes() -> None:
         mixture2d(0, samples=-1)
     with pytest.raises(FipaError, match="boxes must be at least 1, got 0"):
         mixture2d(0, boxes=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_theorems_assumptions_hold_for_the_teacher(seed: int) -> None:
+    """Gauss-Newton steps on all data end without a residual, where the Jacobian has full column rank."""
+    problem = teacher(seed)
+    theta = problem.theta()
+    x, u = (torch.cat(parts) for parts in zip(*(client.data[0].inputs for client in problem.clients), strict=True))
+    assert [(int(c.data[0].inputs[0][:, 0].sign().min()), c.num_examples) for c in problem.clients] == [
+        (-1, 400), (1, 400)
+    ]  # fmt: skip
+
+    def residuals(flat: torch.Tensor) -> torch.Tensor:
+        params = problem.layout.unflatten(flat)
+        return torch.func.functional_call(problem.model, params, (x,))[:, 0] - u
+
+    assert float(residuals(theta).square().mean()) > 1e-4
+    for _ in range(12):
+        jacobian = torch.func.jacrev(residuals)(theta)
+        theta = theta - torch.linalg.lstsq(jacobian, residuals(theta)).solution
+    singular = torch.linalg.svdvals(torch.func.jacrev(residuals)(theta))
+    assert len(singular) == 25
+    assert float(singular[-1]) > 1e-5 * float(singular[0])
+    assert problem.evaluate(theta) < 1e-24
