@@ -84,8 +84,9 @@ def test_examples_of_a_batch_are_moved_as_augment_moves_them(n: int, augment: Au
     check(network([4, 8], [True, True], (3, 8, 8)), x, y[index], view, augment(x[index], rng(4)))
 
 
-def test_loss_of_more_images_than_are_taken_at_once() -> None:
-    check(network([2], [True], (1, 4, 4)), *images(2 * BLOCK + 7, (1, 4, 4)))
+@pytest.mark.parametrize("n", [BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 7, 5 * BLOCK])
+def test_more_images_than_are_taken_at_once(n: int) -> None:
+    check(network([2], [True], (1, 4, 4)), *images(n, (1, 4, 4)))
 
 
 def test_an_example_may_occur_twice() -> None:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from fipa.layout import Layout
 
 COMPILED = find_spec("numba") is not None  # it is optional, and imported only where a network needs it
-BLOCK = 100  # images whose losses, or gradients one by one, are taken at once: few enough to stay in the cache
+BLOCK = 100  # images that are taken at once: few enough for the cache
 LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
 
 
@@ -112,6 +112,11 @@ class View:
         rows, columns = places
         return cls(x, index, rows.reshape(n, height), columns.reshape(n, width))
 
+    def split(self, size: int) -> list[View]:
+        """The same images, at most `size` at a time."""
+        pieces = zip(self.index.split(size), self.rows.split(size), self.columns.split(size), strict=True)
+        return [View(self.x, *piece) for piece in pieces]
+
 
 class SmallCNN:
     """Loss and gradient of one network for batches of images."""
@@ -140,14 +145,21 @@ class SmallCNN:
 
     def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:
         """Of the mean cross entropy, flat."""
-        weights = self._layout.unflatten(flat)
-        work = self._workspace(view)
-        outputs = work.forward(weights, view)
-        slope = outputs[-1].softmax(dim=0)
-        slope[y, torch.arange(len(y))] -= 1
-        gradient = torch.empty_like(flat)
-        work.gradient(weights, outputs, slope.div_(len(y)), self._layout.unflatten(gradient))
-        return gradient
+        weights, total, n = self._layout.unflatten(flat), torch.empty_like(flat), len(y)
+        blocks = [(view, y)]
+        if n >= 2 * BLOCK:
+            size = math.ceil(n / (n // BLOCK))  # all of about one size: a short block takes longer per image
+            blocks = list(zip(view.split(size), y.split(size), strict=True))
+        for i, (some, labels) in enumerate(blocks):
+            work = self._workspace(some)
+            outputs = work.forward(weights, some)
+            slope = outputs[-1].softmax(dim=0)
+            slope[labels, torch.arange(len(labels))] -= 1
+            gradient = torch.empty_like(flat) if i else total
+            work.gradient(weights, outputs, slope.div_(n), self._layout.unflatten(gradient))
+            if i:
+                total += gradient
+        return total
 
     def rows(self, flat: Tensor, x: Tensor, extra: Any, factor: Callable[[Tensor, Any], Tensor], out: Tensor) -> None:
         """Gradients of each image on its own, into out (n k x p): the k of an image one after the other.
