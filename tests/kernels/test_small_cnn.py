@@ -13,52 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from fipa import Layout, parameters_of
 from fipa.data import Augment
+from fipa.kernels.small_cnn import BLOCK, SmallCNN, View
 from fipa.models import cnn
+from kernels.cases import images, network, rng, small
 
 pytest.importorskip("numba")
-
-from fipa.kernels.small_cnn import BLOCK, SmallCNN, View
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def network(
-    channels: list[int], pooled: list[bool], image: tuple[int, int, int], widths: tuple[int, ...] = (5, 3)
-) -> nn.Sequential:
-    """Convolutions, some of them pooled, and linear layers that end with `widths`, with weights of size 1 or so."""
-    width, height, breadth = image
-    layers: list[nn.Module] = []
-    for out, halves in zip(channels, pooled, strict=True):
-        layers.append(nn.Conv2d(width, out, 3, padding=1, bias=False))
-        if halves:
-            layers.append(nn.MaxPool2d(2))
-            height, breadth = height // 2, breadth // 2
-        layers.append(nn.ReLU())
-        width = out
-    layers.append(nn.Flatten())
-    features = width * height * breadth
-    for out in widths:
-        layers += [nn.Linear(features, out, bias=False), nn.ReLU()]
-        features = out
-    model = nn.Sequential(*layers[:-1])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=rng()) / parameter[0].numel() ** 0.5)
-    return model
-
-
-def images(n: int, shape: tuple[int, int, int], classes: int = 3) -> tuple[Tensor, Tensor]:
-    """With the channels innermost in memory, as a set's images are."""
-    x = torch.randn(n, *shape, generator=rng(1)).contiguous(memory_format=torch.channels_last)
-    return x, torch.randint(classes, (n,), generator=rng(2))
-
-
-def small(model: nn.Module, params: str | None = None) -> tuple[SmallCNN | None, Tensor]:
-    chosen = parameters_of(model, params)
-    layout = Layout.of(chosen)
-    return SmallCNN.of(model, layout), layout.flatten(chosen)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -125,8 +84,9 @@ def test_examples_of_a_batch_are_moved_as_augment_moves_them(n: int, augment: Au
     check(network([4, 8], [True, True], (3, 8, 8)), x, y[index], view, augment(x[index], rng(4)))
 
 
-def test_loss_of_more_images_than_are_taken_at_once() -> None:
-    check(network([2], [True], (1, 4, 4)), *images(2 * BLOCK + 7, (1, 4, 4)))
+@pytest.mark.parametrize("n", [BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 7, 5 * BLOCK])
+def test_more_images_than_are_taken_at_once(n: int) -> None:
+    check(network([2], [True], (1, 4, 4)), *images(n, (1, 4, 4)))
 
 
 def test_an_example_may_occur_twice() -> None:
@@ -258,8 +218,8 @@ def test_images_in_any_order_of_memory() -> None:
     flat, small = layout.flatten(parameters_of(model)), SmallCNN.of(model, layout)
     assert small is not None
     x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    for images in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
-        torch.testing.assert_close(small.logits(flat, images), model(x))
+    for seen in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        torch.testing.assert_close(small.logits(flat, seen), model(x))
 
 
 class Standardised(nn.Conv2d):

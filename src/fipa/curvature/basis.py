@@ -191,21 +191,24 @@ def basis_curvature(
     >>> basis_curvature(model, torch.randn(50, 4), basis=Q).matrix.shape
     torch.Size([6, 6])
     """
-    with curvature_of(model, data, loss, route=route, memory_limit=memory_limit, **options) as (operator, layout, _):
+    with curvature_of(
+        model, data, loss, route=route, memory_limit=memory_limit, hold=False, **options
+    ) as (operator, layout, _):  # fmt: skip
         like = operator.like
         if basis.dim() != 2 or len(basis) != layout.numel:
             raise SketchError(f"basis has shape {tuple(basis.shape)}, expected {layout.numel} rows: one per parameter")
         if delta is not None and delta.numel() != layout.numel:
             raise SketchError(f"delta has {delta.numel()} elements, expected {layout.numel}: one per parameter")
-        seen = [basis.to(like)] if delta is None else [basis.to(like), delta.reshape(-1, 1).to(like)]
-        product = operator.forward(torch.cat(seen, dim=1))
+        basis = aligned(basis.to(like))
+        seen = basis if delta is None else torch.cat([basis, delta.reshape(-1, 1).to(like)], dim=1)
+        product = operator.forward(seen)
     k = basis.shape[1]
     inside = product[:, :k]
     matrix = inside.T @ inside
     matrix = (matrix + matrix.T) / 2  # exact symmetry: only one half travels
     moment = (inside.T @ product[:, k:])[:, 0] if delta is not None else matrix.new_zeros(0)
     check_finite(matrix)
-    return BasisCurvature(matrix, moment, seen[0], layout)
+    return BasisCurvature(matrix, moment, basis, layout)
 
 
 @dataclass(frozen=True)

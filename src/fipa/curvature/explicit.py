@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,17 +13,26 @@ from fipa.curvature.data import Inputs
 from fipa.curvature.functional import Params
 from fipa.curvature.operator import Eigenpairs, TermsOperator, explain_failure
 from fipa.curvature.terms import Term
+from fipa.kernels.small_cnn import BLOCK, SmallCNN
 
 BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
 
 
 class ExplicitRows(TermsOperator):
-    """Holds A in memory if it fits `memory_limit` bytes; otherwise every product recomputes it block by block."""
+    """Holds A in memory if it fits `memory_limit` bytes; otherwise every product recomputes it block by block.
 
-    def __init__(self, terms: list[Term], params: Params, memory_limit: int) -> None:
+    `hold=False` never holds it, for one product only. `small` is a faster way to the rows.
+    """
+
+    def __init__(
+        self, terms: list[Term], params: Params, memory_limit: int, small: SmallCNN | None = None, hold: bool = True
+    ) -> None:
         super().__init__(terms, params)
         self._block_bytes = min(BLOCK_BYTES, memory_limit)
-        self.matrix = self._collect() if self.bytes_needed(terms, params) <= memory_limit else None
+        self._small = small
+        self._flat = self.layout.flatten(params) if small is not None else self.like
+        fits = self.bytes_needed(terms, params) <= memory_limit
+        self.matrix = self._collect() if hold and fits else None
 
     @staticmethod
     def bytes_needed(terms: list[Term], params: Params) -> int:
@@ -36,11 +46,10 @@ class ExplicitRows(TermsOperator):
         if self.matrix is not None:
             yield 0, self.matrix
             return
-        start = 0
-        for pieces in self._pieces():
-            block = torch.cat([piece.reshape(len(piece), -1) for piece in pieces], dim=1)
-            yield start, block
-            start += len(block)
+        for rows, write in self._pieces():
+            block = self.like.new_empty(rows.stop - rows.start, self.parameters)
+            write(block)
+            yield rows.start, block
 
     def forward(self, V: Tensor) -> Tensor:  # noqa: D102
         return torch.cat([block @ V for _, block in self.blocks()])
@@ -56,22 +65,34 @@ class ExplicitRows(TermsOperator):
 
     def _collect(self) -> Tensor:
         A = self.like.new_empty(self.rows, self.parameters)
-        columns = self.layout.slices.values()
-        start = 0
-        for pieces in self._pieces():
-            stop = start + len(pieces[0])
-            for piece, where in zip(pieces, columns, strict=True):
-                A[start:stop, where] = piece.reshape(len(piece), -1)
-            start = stop
+        for rows, write in self._pieces():
+            write(A[rows])
         return A
 
-    def _pieces(self) -> Iterator[list[Tensor]]:
-        """Rows in blocks, still apart by parameter: one (rows, *shape) tensor each."""
-        row_bytes = self.parameters * self.like.element_size()
+    def _pieces(self) -> Iterator[tuple[slice, Callable[[Tensor], None]]]:
+        """Blocks of rows from top to bottom: which, and what writes them."""
+        row_bytes, first = self.parameters * self.like.element_size(), 0
+        write = self._by_vmap if self._small is None else self._by_loops
         for term in self.terms:
             step = max(1, self._block_bytes // (row_bytes * term.rows_per_example))
+            step = step // BLOCK * BLOCK or step  # the loops' blocks are then as large as they should be
             for i in range(0, term.examples, step):
-                yield self._rows(term, *term.part(i, min(i + step, term.examples)))
+                j = min(i + step, term.examples)
+                rows = slice(first, first + (j - i) * term.rows_per_example)
+                yield rows, partial(write, term, i, j)
+                first = rows.stop
+
+    def _by_loops(self, term: Term, start: int, stop: int, out: Tensor) -> None:
+        assert self._small is not None
+        step, k = min(BLOCK, stop - start), term.rows_per_example
+        with torch.no_grad():
+            for i, some in zip(range(start, stop, step), out.split(step * k), strict=True):
+                self._small.rows(self._flat, *term.part(i, min(i + step, stop)), term.factor, some)
+
+    def _by_vmap(self, term: Term, start: int, stop: int, out: Tensor) -> None:
+        pieces = self._rows(term, *term.part(start, stop))
+        for piece, where in zip(pieces, self.layout.slices.values(), strict=True):
+            out[:, where] = piece.reshape(len(piece), -1)
 
     def _rows(self, term: Term, inputs: Inputs, extra: Inputs) -> list[Tensor]:
         def rows_of_one(x: Inputs, e: Inputs) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from fipa.layout import Layout
 
 COMPILED = find_spec("numba") is not None  # it is optional, and imported only where a network needs it
-BLOCK = 100  # images whose loss is taken at once
+BLOCK = 100  # images that are taken at once: few enough for the cache
 LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
 
 
@@ -112,6 +112,11 @@ class View:
         rows, columns = places
         return cls(x, index, rows.reshape(n, height), columns.reshape(n, width))
 
+    def split(self, size: int) -> list[View]:
+        """The same images, at most `size` at a time."""
+        pieces = zip(self.index.split(size), self.rows.split(size), self.columns.split(size), strict=True)
+        return [View(self.x, *piece) for piece in pieces]
+
 
 class SmallCNN:
     """Loss and gradient of one network for batches of images."""
@@ -140,14 +145,36 @@ class SmallCNN:
 
     def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:
         """Of the mean cross entropy, flat."""
-        weights = self._layout.unflatten(flat)
+        weights, total, n = self._layout.unflatten(flat), torch.empty_like(flat), len(y)
+        blocks = [(view, y)]
+        if n >= 2 * BLOCK:
+            size = math.ceil(n / (n // BLOCK))  # all of about one size: a short block takes longer per image
+            blocks = list(zip(view.split(size), y.split(size), strict=True))
+        for i, (some, labels) in enumerate(blocks):
+            work = self._workspace(some)
+            outputs = work.forward(weights, some)
+            slope = outputs[-1].softmax(dim=0)
+            slope[labels, torch.arange(len(labels))] -= 1
+            gradient = torch.empty_like(flat) if i else total
+            work.gradient(weights, outputs, slope.div_(n), self._layout.unflatten(gradient))
+            if i:
+                total += gradient
+        return total
+
+    def rows(self, flat: Tensor, x: Tensor, extra: Any, factor: Callable[[Tensor, Any], Tensor], out: Tensor) -> None:
+        """Gradients of each image on its own, into out (n k x p): the k of an image one after the other.
+
+        `factor(logits, extra)` gives their slopes at the logits (n x classes x k). As in `loss`, NaN is not lost.
+        """
+        if not _finite(flat) or not _finite(x):
+            out.fill_(math.nan)
+            return
+        weights, view = self._layout.unflatten(flat), View.of(x)
         work = self._workspace(view)
         outputs = work.forward(weights, view)
-        slope = outputs[-1].softmax(dim=0)
-        slope[y, torch.arange(len(y))] -= 1
-        gradient = torch.empty_like(flat)
-        work.backward(weights, outputs, slope.div_(len(y)), self._layout.unflatten(gradient))
-        return gradient
+        slopes = factor(outputs[-1].T.contiguous(), extra).permute(2, 1, 0).contiguous()
+        for slope, rows in zip(slopes, out.unflatten(0, (len(x), -1)).unbind(1), strict=True):
+            work.rows(weights, outputs, slope, self._layout.unflatten(rows))
 
     def _workspace(self, view: View) -> _Workspace:
         shape = (len(view.index), *view.x.shape[1:])
@@ -170,7 +197,7 @@ class _Workspace:
         widths = dict(zip(layout.names, layout.shapes, strict=True))
 
         def empty(*size: int) -> Any:
-            return np.zeros(size, np.float32)
+            return torch.zeros(size).numpy()  # aligned, as numpy's own need not be: products round by addresses
 
         self._inputs = [empty(channels, height + 2, (width + 2) * n)]
         self._sums, self._places, self._slopes, self._input_slopes = [], [], [], []
@@ -203,14 +230,35 @@ class _Workspace:
             outputs.append(weights[name] @ (outputs[-1].relu() if i else outputs[-1]))
         return outputs
 
-    def backward(
+    def gradient(
         self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
     ) -> None:
         """Gradients of all weights from the slope of the loss at the last output (classes x n)."""
+        for name, incoming, slopes in self._backward(weights, outputs, slope):
+            if isinstance(incoming, Tensor):
+                torch.mm(slopes, incoming.T, out=into[name])
+            else:
+                self._loops.convolve_gradient(incoming, slopes, into[name].numpy(), self._n)
+
+    def rows(
+        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
+    ) -> None:
+        """The same, of each image on its own (n x the weight's shape)."""
+        for name, incoming, slopes in self._backward(weights, outputs, slope):
+            if isinstance(incoming, Tensor):
+                torch.mul(slopes.T[:, :, None], incoming.T.contiguous()[:, None, :], out=into[name])
+            else:
+                found = np.empty((*into[name].shape[1:3], 9, self._n), np.float32)
+                self._loops.convolve_rows(incoming, slopes, found, self._n)
+                into[name].flatten(3).copy_(torch.from_numpy(found).permute(3, 0, 1, 2))
+
+    def _backward(
+        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """From the last layer to the first: its weight, what goes in, and the slope of the loss at what comes out."""
         n = self._n
         for i, name in reversed(list(enumerate(self._layers.linear))):
-            incoming = outputs[i].relu() if i else outputs[i]
-            torch.mm(slope, incoming.T, out=into[name])
+            yield name, outputs[i].relu() if i else outputs[i], slope
             slope = weights[name].T @ slope
             if i:
                 slope = slope * (outputs[i] > 0)
@@ -220,7 +268,7 @@ class _Workspace:
                 self._loops.pool_gradient(above, self._places[i], self._slopes[i], n)
             else:
                 self._loops.rectify_gradient(above, self._sums[i], self._slopes[i], n)
-            self._loops.convolve_gradient(self._inputs[i], self._slopes[i], into[layer.weight].numpy(), n)
+            yield layer.weight, self._inputs[i], self._slopes[i]
             if i:
                 turned = weights[layer.weight].transpose(0, 1).flip(2, 3).contiguous().numpy()
                 self._loops.convolve(self._slopes[i], turned, self._input_slopes[i], n)
