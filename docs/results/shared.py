@@ -43,7 +43,7 @@ def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, A
             size = _update_bytes(results)
             averaged = [value for value in run["averaged_metric"] if value is not None]
             shares = {
-                name: sum(b / n / size for b, n in zip(run[f"{way}link_bytes"], asked, strict=True))
+                name: sum(run[f"{way}link_bytes"]) / max(asked) / size  # rules that ask nobody twice have idle rounds
                 for name, way in (("up_p", "up"), ("down_p", "down"))
             }
             found.append(
@@ -57,9 +57,10 @@ def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, A
 
 
 def _update_bytes(results: dict[str, Any]) -> int:
-    """A model's bytes: what the warm-up, which is FedAvg, sent down in a round to each client."""
-    run = next(iter(results["warmup"]["seeds"].values()))
-    return run["downlink_bytes"][0] // len(run["clients"][0])
+    """A model's bytes: the least that any arm, or the warm-up, sent down to a client in its first round."""
+    everything = [*results["arms"].values(), (results.get("warmup") or {}).get("seeds", {})]
+    runs = [run for seeds in everything for run in seeds.values()]
+    return min(run["downlink_bytes"][0] // len(run["clients"][0]) for run in runs if run["clients"])
 
 
 def main(name: str, directories: list[str]) -> None:
