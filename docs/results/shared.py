@@ -41,7 +41,7 @@ def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, A
             size = _update_bytes(results)
             averaged = [value for value in run["averaged_metric"] if value is not None]
             shares = {
-                name: sum(b / n / size for b, n in zip(run[f"{way}link_bytes"], asked, strict=True))
+                name: sum(run[f"{way}link_bytes"]) / max(asked) / size  # rules that ask nobody twice have idle rounds
                 for name, way in (("up_p", "up"), ("down_p", "down"))
             }
             found.append(
@@ -54,8 +54,9 @@ def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, A
 
 
 def _update_bytes(results: dict[str, Any]) -> int:
-    """A model's bytes: what the warm-up, which is FedAvg, sent down in a round to each client."""
-    run = next(iter(results["warmup"]["seeds"].values()))
+    """A model's bytes: what the warm-up, which is FedAvg, sent down in a round to each client; else the arm FedAvg."""
+    runs = results["warmup"]["seeds"] if results.get("warmup") else results["arms"]["FedAvg"]
+    run = next(iter(runs.values()))
     return run["downlink_bytes"][0] // len(run["clients"][0])
 
 
