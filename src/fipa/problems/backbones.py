@@ -47,7 +47,7 @@ class EfficientNetLite0(nn.Module):
         return features
 
 
-def _fused(network: nn.Module) -> nn.Module:
+def _fused(network: Any) -> Any:
     """The same with each normalisation within the convolution before it, which is twice as fast."""
     for parent in network.modules():
         children: dict[str, Any] = dict(parent.named_children())
