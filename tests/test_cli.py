@@ -79,7 +79,8 @@ def test_show_keeps_strings_as_they_are(tmp_path: Path) -> None:
 # those that are based on another change few of its lines: config/ checks and builds all of them
 ROOTS = [name for name in names() if "base" not in tomllib.loads((SHIPPED / f"{name}.toml").read_text("utf-8"))]
 # one of each kind with figures and page: report/ has its own tests of them
-SHOWN = {"fit-sin2", "fit-mixture2d", "pde-allen-cahn", "poisson-2d", "pde-inverse", "digits", "head-cifar100"}
+SHOWN = {"fit-sin2", "fit-mixture2d", "pde-allen-cahn", "poisson-2d", "pde-inverse", "digits", "head-cifar100-fedrcl"}
+BACKBONE = "from torch.nn import Flatten as backbone\n"  # pixels are features
 # several clients at once, which others do one by one: to trace what they do takes longer than two rounds
 TRACED = {"fit-sin2", "digits"}
 
@@ -111,7 +112,7 @@ def of_their_own() -> dict[str, list[str]]:
         chosen[name] = []
         for arm in experiment.arms:
             settings = arm.model_dump(mode="json", exclude={"name", "rounds", "participation"})
-            key = (experiment.problem.name == "images", form(settings))
+            key = (experiment.problem.name in ("images", "head"), form(settings))
             if arm.name in always or key not in seen:
                 chosen[name].append(arm.name)
             seen.add(key)
@@ -120,16 +121,19 @@ def of_their_own() -> dict[str, list[str]]:
 
 @pytest.mark.convergence
 @pytest.mark.parametrize("name", ROOTS)
-def test_shipped_experiments_run(tmp_path: Path, name: str) -> None:
+def test_shipped_experiments_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("FIPA_DATA", str(tmp_path / "data"))  # where features are kept
     experiment = load(name)[1]
     arms = [(i, arm) for i, arm in enumerate(experiment.arms) if hasattr(arm.local, "steps")]
-    if experiment.problem.name == "images":  # as they are, all local rules included, for one epoch
+    if experiment.problem.name in ("images", "head"):  # as they are, all local rules included, for one epoch
         more = [f"arms.{i}.local.epochs=1" for i, _ in arms]
     else:
         more = [f"arms.{i}.local={{name='adam', steps=2}}" for i, _ in arms]
         more += [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
     more += [] if name in TRACED else ["engine.group=1"]
     chosen = of_their_own()[name]
+    if experiment.problem.name == "head":
+        more += [f"problem.backbone='{write(tmp_path, BACKBONE, 'backbone.py')}'"]
     settings = [*options([*small(name), *more]), *(part for arm in chosen for part in ("--arm", arm))]
     shown = name in SHOWN
     done = fipa("run", name, *settings, "--rounds", 2, "--out", tmp_path / "run", "--json", report=shown)

@@ -12,7 +12,9 @@ from fipa import models, pde
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.cohort import Cohort
 from fipa.aggregation.diagonal import DiagonalFisher
+from fipa.aggregation.fed3r import Fed3R
 from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fedncm import FedNCM
 from fipa.aggregation.fedvarp import FedVARP
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
@@ -36,10 +38,12 @@ from fipa.clients.scaffold import Scaffold
 from fipa.compiler import postpone
 from fipa.curvature.additive import AdditivePlan, AdditiveStatistics, additive_statistics, pool, random_test_matrix
 from fipa.curvature.basis import BasisCurvature, BasisPlan, basis_curvature
+from fipa.curvature.class_means import ClassSums, ClassSumsPlan
 from fipa.curvature.covariance import CovariancePlan, InputCovariance, input_covariance
 from fipa.curvature.diagonal import DiagonalCurvature, DiagonalPlan, diagonal_fisher
 from fipa.curvature.rank import RelativeThreshold, TraceShare
 from fipa.curvature.registry import register as register_curvature
+from fipa.curvature.ridge import RidgePlan, RidgeStatistics
 from fipa.curvature.sketch import Sketch, SketchPlan, sketch
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.curvature.terms import Residual
@@ -71,6 +75,8 @@ __all__ = [
     "Arm",
     "BasisCurvature",
     "BasisPlan",
+    "ClassSums",
+    "ClassSumsPlan",
     "Client",
     "ClientMemory",
     "ClientUpdate",
@@ -87,10 +93,12 @@ __all__ = [
     "Diverged",
     "Executor",
     "Faults",
+    "Fed3R",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedNCM",
     "FedRCL",
     "FedVARP",
     "FedYogi",
@@ -115,6 +123,8 @@ __all__ = [
     "Residual",
     "Result",
     "Results",
+    "RidgePlan",
+    "RidgeStatistics",
     "RoundRecord",
     "Rule",
     "Scaffold",

@@ -97,11 +97,10 @@ class Run:
         return run
 
     def _sources(self) -> dict[str, str]:
-        """What the run depends on besides its settings: the user's own file, by its digest."""
-        file = getattr(self.experiment.problem, "file", None)
-        if file is None or not Path(file).is_file():
-            return {}
-        return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+        """What the run depends on besides its settings: the user's own files, by their digest."""
+        named = [getattr(self.experiment.problem, key, None) for key in ("file", "backbone")]
+        files = [file for file in named if file is not None and Path(file).is_file()]
+        return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
     def folder(self, arm: str, seed: int) -> RunFolder:
         """Where an arm's rounds on a seed are kept."""

@@ -29,6 +29,8 @@ RULES: dict[str, fipa.Rule] = {
     "fedadagrad": fipa.FedAdagrad(inner=fipa.FOOF()),
     "fedvarp": fipa.FedVARP(),
     "lbfgs": fipa.LBFGS(),
+    "fed3r": fipa.Fed3R(),
+    "fedncm": fipa.FedNCM(),
     "shared-fipa": SharedFIPA(damping=0.3),
     "shared-fipa, within a radius": SharedFIPA(radius=0.1),
     "private-fedavg": fipa.PrivateFedAvg(seed=3),
@@ -113,6 +115,13 @@ def _curvature(
         return fipa.BasisCurvature(matrix, moment, torch.linalg.qr(basis).Q, fipa.Layout(("w",), ((p,),)))
     if isinstance(rule, fipa.DiagonalFisher):
         return fipa.DiagonalCurvature(factor.square().sum(1), fipa.Layout(("w",), ((p,),)))
+    if isinstance(rule, fipa.Fed3R | fipa.FedNCM):
+        classes = next(c for c in (10, 7, 5, 3, 2, 1) if p % c == 0)
+        layout, side = fipa.Layout(("weight", "bias"), ((classes, p // classes - 1), (classes,))), p // classes
+        x = torch.randn(2 * rank, side, generator=rng, dtype=delta.dtype)
+        if isinstance(rule, fipa.Fed3R):
+            return fipa.RidgeStatistics(x.T @ x, x[:classes].T.contiguous(), layout, examples)
+        return fipa.ClassSums(x[:classes, 1:].clone(), torch.full((classes,), 3.0, dtype=delta.dtype), layout, examples)
     if isinstance(rule, fipa.FOOF):
         inputs = 29  # the covariance's side is one more; what is left over is averaged
         outputs = p // (inputs + 1)

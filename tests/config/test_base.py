@@ -100,7 +100,7 @@ def test_a_start_without_a_warm_up() -> None:
 
 
 def test_defaults_go_into_the_warm_up_but_for_where_to_start_and_what_to_train() -> None:
-    experiment = load("head-cifar100")[1]
+    experiment = load("head-cifar100-fedrcl")[1]
     assert experiment.warmup is not None
     assert experiment.warmup.params is None
     assert experiment.arms[0].params == "head.*"

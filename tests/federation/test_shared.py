@@ -212,14 +212,26 @@ def test_a_warm_up_outlives_a_round_that_comes_to_nothing() -> None:
     assert len(Shared.of(rounds[3][0].rule_state).clients) == 3
 
 
-def test_parameters_that_are_all_zero_have_a_radius() -> None:
-    def zeros(seed: int) -> Any:
-        problem = lines(seed)
-        problem.initial = torch.zeros_like(problem.initial)
-        return problem
+def zeros(seed: int) -> Any:
+    problem = lines(seed)
+    problem.initial = torch.zeros_like(problem.initial)
+    return problem
 
+
+def test_parameters_that_are_all_zero_have_a_radius() -> None:
     rounds = run(shared(rounds=2, control=TrustRegion()), zeros)
     assert rounds[-1][1]["loss"] < rounds[0][1]["loss"]
+
+
+@pytest.mark.parametrize("damping", [None, 1e-3])
+def test_the_first_step_from_zero_is_limited_by_its_damping_where_only_some_are_here(damping: float | None) -> None:
+    """Nobody can come back to judge it, and zeros give no scale: a tiny share of 1 would take many rounds to grow."""
+    limited = run(
+        shared(rounds=3, control=TrustRegion(initial=1e-6), damping=damping), zeros, participation=ONE, seed=3
+    )
+    free = run(shared(damping=limited[0][1]["damping"]), zeros, participation=ONE, seed=3)
+    torch.testing.assert_close(limited[0][0].theta, free[0][0].theta)
+    assert limited[0][0].control_value == pytest.approx(limited[0][1]["step_length"])
 
 
 @pytest.mark.long

@@ -33,6 +33,7 @@ class Cohort:
     num_examples: tuple[int, ...]
     identified: bool = True  # whether `ids` tell who a client is, also in another round
     population: int | None = None  # clients of the federation, here or not; None: nobody has told
+    theta: Tensor = field(default_factory=lambda: torch.zeros(0))  # the broadcast parameters, flat (p)
     memory: dict[Callable[[Cohort], Any], Any] = field(default_factory=dict)
 
     def remember(self, make: Callable[[Cohort], T]) -> T:
@@ -103,7 +104,7 @@ def gather(
     weights = tuple(w / total for w in given)
     ids = tuple(i if update.client_id is None else update.client_id for i, update in enumerate(ordered))
     identified = ordered[0].client_id is not None
-    cohort = Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts, identified, population)
+    cohort = Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts, identified, population, flat_theta)
     return cohort, flat_theta, layout
 
 

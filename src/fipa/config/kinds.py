@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.diagonal import DiagonalFisher
+from fipa.aggregation.fed3r import Fed3R
 from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fedncm import FedNCM
 from fipa.aggregation.fedvarp import FedVARP
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.foof import FOOF
@@ -46,6 +48,8 @@ RULES: dict[str, type] = {
     "fedadagrad": FedAdagrad,
     "fedvarp": FedVARP,
     "lbfgs": LBFGS,
+    "fed3r": Fed3R,
+    "fedncm": FedNCM,
     "shared-fipa": SharedFIPA,
     "private-fedavg": PrivateFedAvg,
     "private-additive-fipa": PrivateAdditiveFIPA,

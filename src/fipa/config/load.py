@@ -64,8 +64,10 @@ def load(
     if path.suffix == ".py":
         content |= {"title": path.stem, "problem": {"name": "python", "file": str(path.resolve())}}
     problem = content.get("problem")
-    if path.suffix == ".toml" and isinstance(problem, dict) and isinstance(problem.get("file"), str):
-        problem["file"] = str((path.parent / problem["file"]).resolve())
+    if path.suffix == ".toml" and isinstance(problem, dict):
+        for key in ("file", "backbone"):
+            if isinstance(problem.get(key), str) and (key == "file" or problem[key].endswith(".py")):
+                problem[key] = str((path.parent / problem[key]).resolve())
     experiment = _complete(_with_arms(content, arms), source, text, overrides)
     return path.stem if path.suffix else name_or_path, experiment
 

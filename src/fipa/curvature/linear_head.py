@@ -99,6 +99,11 @@ class LinearHead(CurvatureOperator):
             total += float(norms @ factor.square().sum((1, 2)))
         return total
 
+    @property
+    def features(self) -> Tensor:
+        """The layer's inputs for all examples (n, d)."""
+        return torch.cat([features for features, _ in self._features_and_outputs])
+
     def _blocks(self, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Features (n, d) and factors (n, C, k) of as many examples at a time as memory allows."""
         parts = zip(self._terms, self._rows_per_example, self._features_and_outputs, strict=True)

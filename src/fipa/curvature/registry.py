@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.basis import BasisPlan
+from fipa.curvature.class_means import ClassSumsPlan
 from fipa.curvature.covariance import CovariancePlan
 from fipa.curvature.diagonal import DiagonalPlan
 from fipa.curvature.rank import RelativeThreshold, TraceShare
+from fipa.curvature.ridge import RidgePlan
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary
 from fipa.errors import FipaError, SketchError
@@ -54,6 +56,8 @@ register(AdditivePlan)
 register(DiagonalPlan)
 register(CovariancePlan)
 register(BasisPlan)
+register(RidgePlan)
+register(ClassSumsPlan)
 
 
 def summaries() -> list[type[CurvatureSummary]]:

@@ -55,3 +55,10 @@ def arrivals(
             say(one.update.client_id, f"will be late by {one.arrives - k}{'' if arm.faults.use_late else ': not used'}")
             still += [one] if arm.faults.use_late else []
     return updates, tuple(still)
+
+
+def arrived(updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], waiting: Sequence[Late]) -> list[Late]:
+    """The late answers among a round's updates, as they were sent: of each client the last that has arrived."""
+    used = {update.client_id for update in updates} - set(replies)
+    late = [one for one in waiting if one.update.client_id in used]
+    return [one for one in late if any(one.update.delta is update.delta for update in updates)]

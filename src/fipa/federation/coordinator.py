@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fipa.aggregation.once import untold
 from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import Rule, aggregator
 from fipa.aggregation.shared import SharedFIPA
@@ -22,7 +23,7 @@ from fipa.clients.gradient import FullGradient
 from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
 from fipa.federation.arm import Arm
-from fipa.federation.arrivals import arrivals
+from fipa.federation.arrivals import arrivals, arrived
 from fipa.federation.basis import mark_of
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.judges import Judges, averaged
@@ -125,7 +126,11 @@ class _Round:
         there = yield Ask(self.k, (), Who())
         self.population = len(there.values)
         chosen = self.arm.participation.select(list(there.values.values()), self.seed, self.k)
-        clients = [list(there.values)[place] for place in chosen]
+        clients = untold(self.stage.rule, self.state.rule_state, [list(there.values)[place] for place in chosen])
+        if chosen and not clients:
+            self._say(None, f"all of this round's clients have told what they know: {STAYS}")
+            outcome = Outcome(control_value=self.state.control_value)
+            return self._next(outcome, {}, self.state.late), self._record(outcome, (), {})
         answers = yield from self._ask(clients, (yield from self._order(clients)))
         replies = {client: replace(one, update=one.update.canonical()) for client, one in answers.values.items()}
         answers = replace(answers, values=replies)
@@ -141,11 +146,11 @@ class _Round:
             self._say(None, f"nobody answered in time: {STAYS}")
         else:
             if isinstance(self.stage.rule, SharedFIPA):
-                arrived = _arrived(updates, replies, self.state.late)
+                late_ones = arrived(updates, replies, self.state.late)
                 rule: Any = self.stage.rule_at(self.place, self.seed)
                 rule = rule.settled(self.state.theta.dtype, self._everybody(clients))
                 kind = PrivateStep if isinstance(rule, PrivateSharedFIPA) else SharedStep
-                step = kind(self, rule, replies, arrived).run()
+                step = kind(self, rule, replies, late_ones).run()
             else:
                 step = self._step(updates, replies)
             outcome = yield from self._survived(step)
@@ -329,13 +334,6 @@ class _Round:
 
 
 STAYS = "the model stays as it is"
-
-
-def _arrived(updates: Sequence[ClientUpdate], replies: Mapping[int, Reply], waiting: Sequence[Late]) -> list[Late]:
-    """The late answers among a round's updates, as they were sent: of each client the last that has arrived."""
-    used = {update.client_id for update in updates} - set(replies)
-    late = [one for one in waiting if one.update.client_id in used]
-    return [one for one in late if any(one.update.delta is update.delta for update in updates)]
 
 
 def _setting(rule: Rule, name: str) -> float | None:

@@ -68,7 +68,8 @@ class Federation:
         waiting: list[Done] = []
 
         def evaluate() -> None:
-            evaluated.extend(self._evaluated(*waiting.pop()) for _ in waiting[:])
+            evaluated.extend(self._evaluated(*done) for done in waiting)  # several, if nobody was asked in between
+            waiting.clear()
 
         while state.round_number < self.arm.last:
             done = carry(self.coordinator.round(state), self._transport, evaluate)

@@ -277,9 +277,11 @@ class SharedStep:
         told = POOL not in self.replies and any(reply.loss is not None for reply in self.replies.values())
         some = told and len(self.replies) < self.round.population
         if isinstance(control, TrustRegion) and some:
-            radius = control.start(self.theta) if radius is None else radius
-            radius = control.adapted(radius, ratio, self.memory.full_length, age)
             damping = usual_curvature(pooled.sketch) if rule.damping is None else rule.damping
+            if radius is None and not bool(self.theta.any()):  # zeros have no length: the damping alone limits the step
+                radius = apply(replace(rule, radius=None, damping=damping), {}).diagnostics.step_length
+            radius = radius or control.start(self.theta)
+            radius = control.adapted(radius, ratio, self.memory.full_length, age)
             taken = apply(replace(rule, radius=radius, damping=damping), {})
             return Outcome(taken, radius, 1, damping, radius=radius)
         judges = yield from Judges(self.round, None, (), self.replies, rule.weight_decay).called()

@@ -22,7 +22,8 @@ class TrustRegion:
     Parameters
     ----------
     initial
-        First radius as a share of the parameters' length.
+        First radius as a share of the parameters' length. Parameters that are all zero have none: where only some
+        clients take part, and nobody can judge yet, the first step is then as long as its damping makes it.
     bad, good
         Below a $\rho$ of `bad` the radius is halved, above `good` it is doubled if the last step had its full length.
         What clients tell that were away for n rounds is news of n steps, so it takes n rounds of them to do that.
