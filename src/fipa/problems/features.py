@@ -8,8 +8,8 @@ import re
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +73,10 @@ def features(
             train = _through(backbone, data.train, lambda done: told(done, total))
             test = _through(backbone, data.test, lambda done: told(len(data.train) + done, total))
             parts = {"train": train, "test": test}
-            with suppress(OSError):  # a folder that cannot be written to, or a full disk
+            try:
                 _store(parts, file)
+            except OSError as error:  # a folder that cannot be written to, or a full disk
+                warnings.warn(f"the features are not kept for the next time: {error}", stacklevel=2)
     return FeatureSet(data.name, parts["train"], data.train.labels, parts["test"], data.test.labels, data.classes)
 
 
