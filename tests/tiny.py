@@ -154,6 +154,8 @@ def small(name: str) -> list[str]:
     experiment = load(name)[1]
     if experiment.problem.name == "head":
         return DIGITS
+    if experiment.problem.name == "teacher":
+        return FIT[:1]
     if experiment.problem.name != "images":
         return PDE if hasattr(experiment.problem, "points") else FIT
     head = any(arm.params for arm in experiment.arms)

@@ -23,7 +23,7 @@ try:
     from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from fipa.config.load import load, names
     from fipa.config.schema import Experiment, dump, resolved
@@ -94,7 +94,8 @@ def list_experiments(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({name: {"title": e.title, "arms": [a.name for a in e.arms]} for name, e in entries}))
         return
-    table = Table("experiment", "what", "arms", "rounds", "seeds", box=None, pad_edge=False)
+    whole = Column("experiment", no_wrap=True)  # a name that is cut is of no use
+    table = Table(whole, "what", "arms", "rounds", "seeds", box=None, pad_edge=False)
     for name, experiment in entries:
         seeds = ", ".join(map(str, experiment.seeds))
         table.add_row(name, escape(experiment.title), str(len(experiment.arms)), _range(experiment), seeds)
@@ -105,7 +106,7 @@ def list_experiments(as_json: Json = False) -> None:
 def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print an experiment with all its settings, as TOML that `fipa run` takes."""
     label, experiment = choose(name, overrides=overrides or ())
-    if experiment.problem.name != "images":  # these need no data to be shown
+    if experiment.problem.name not in ("images", "head"):  # these need no data to be shown
         experiment = Run.new(Path(), label, "", experiment).experiment
     content = dump(resolved(experiment, least_squares=False))
     print(f"{json.dumps(content)}\n" if as_json else tomli_w.dumps(content, multiline_strings=True), end="")
