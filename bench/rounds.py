@@ -1,6 +1,7 @@
 """Rounds of image classification: rounds per second against Flower and pfl, and what a FIPA round costs.
 
 FIPA_BENCH_SIZE=quick takes fewer turns and less work for ResNet-20; smoke only shows that everything runs.
+FIPA_BENCH_MODELS=cnn8k,cnn23k measures what FIPA costs for these networks only.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def take_turns(systems: Mapping[str, Runs], turns: int) -> dict[str, Timing]:
 def rounds() -> Iterator[Record]:
     """Throughput of FedAvg with CNN-23k, then the cost of FIPA by model."""
     yield from _throughput()
-    for model in MODELS:
+    for model in os.environ.get("FIPA_BENCH_MODELS", ",".join(MODELS)).split(","):
         yield from _costs(model, RESNET if model == "resnet20" else WORK)
 
 
