@@ -68,8 +68,7 @@ class Federation:
         waiting: list[Done] = []
 
         def evaluate() -> None:
-            evaluated.extend(self._evaluated(*done) for done in waiting)  # several, if nobody was asked in between
-            waiting.clear()
+            evaluated.extend(self._evaluated(*waiting.pop(0)) for _ in waiting[:])  # in order: several may wait
 
         while state.round_number < self.arm.last:
             done = carry(self.coordinator.round(state), self._transport, evaluate)
