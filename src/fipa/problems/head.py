@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fipa.clients.client import Client
-from fipa.data import BalancedDirichlet, ImageSet, Indices, Partition, histogram, load
+from fipa.data import BalancedDirichlet, ImageSet, Partition, histogram, load
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem, Shares
 from fipa.problems.backbones import BACKBONES
+from fipa.problems.dealing import dealt
 from fipa.problems.features import features
 from fipa.problems.files import module_from
-from fipa.randomness import generator_for
 
 
 class HeadAccuracy:
@@ -69,18 +69,9 @@ def head_on(
     The head begins at zero. Features are standardised, each to mean 0 and variance 1 over all clients. For that clients
     need tell no more than sums: $n_m$, $\sum f$ and $\sum f^2$, 2 d + 1 numbers, once.
     """
-    if clients < 1 or (samples is not None and samples < 1) or (test_samples is not None and test_samples < 1):
-        raise FipaError("problem: clients, samples and test_samples must be at least 1")
+    parts = dealt(data.name, data.train.labels, seed, clients, samples, partition, test_samples)
     made = features(data, backbone)
     x, y = made.train, made.train_labels
-    if samples is not None:
-        if clients * samples > len(x):
-            raise FipaError(f"{clients} clients with {samples} samples each: {data.name} has only {len(x)}")
-        if isinstance(partition, Indices):
-            raise FipaError("problem: samples draws at random before the split; partition indices cannot count on that")
-        chosen = torch.randperm(len(x), generator=generator_for(seed, "subset"))[: clients * samples]
-        x, y = x[chosen], y[chosen]
-    parts = partition.split(y, clients, generator_for(seed, "split"))
     mean, scale = _statistics([x[part] for part in parts])
     test, labels = made.test[:test_samples], made.test_labels[:test_samples]
     return Problem(

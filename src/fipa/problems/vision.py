@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fipa.clients.client import Client
-from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Indices, Partition, histogram, load
+from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Partition, histogram, load
 from fipa.data.images import Normalise
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem, Shares
 from fipa.models import ResNet, cnn
+from fipa.problems.dealing import dealt
 from fipa.randomness import generator_for
 
 BLOCK = 500  # images that are classified at once
@@ -119,17 +120,8 @@ def split(
     test_samples: int | None = None,
 ) -> Problem:
     """A problem from any `fipa.data.ImageSet`; `model` may also be a function that makes your own."""
-    if clients < 1 or (samples is not None and samples < 1) or (test_samples is not None and test_samples < 1):
-        raise FipaError("problem: clients, samples and test_samples must be at least 1")
     train = data.train
-    if samples is not None:
-        if clients * samples > len(train):
-            raise FipaError(f"{clients} clients with {samples} samples each: {data.name} has only {len(train)}")
-        if isinstance(partition, Indices):
-            raise FipaError("problem: samples draws at random before the split; partition indices cannot count on that")
-        chosen = torch.randperm(len(train), generator=generator_for(seed, "subset"))[: clients * samples]
-        train = Images(train.pixels[chosen], train.labels[chosen])
-    parts = partition.split(train.labels, clients, generator_for(seed, "split"))
+    parts = dealt(data.name, train.labels, seed, clients, samples, partition, test_samples)
     normalise = Normalise(data.mean, data.std)
     test = Images(data.test.pixels[:test_samples], data.test.labels[:test_samples])
     counts = histogram(train.labels, parts, len(data.classes))
