@@ -18,7 +18,7 @@ from tiny import FIT, OWN_PROBLEM, TWO_ARMS, numbers, write
 from tiny import fipa as command
 
 import fipa
-from fipa.errors import EXTRAS, missing
+from fipa.errors import CALLED, EXTRAS, missing
 from fipa.federation.record import NUMBERS
 
 quietly = partial(fipa.run, quiet=True)
@@ -280,5 +280,6 @@ def test_extras_are_those_of_the_package() -> None:
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     for extra, modules in EXTRAS.items():
         (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = ["))
-        assert all(f'"{module.replace("_", "-")}>=' in line for module in modules), extra
+        packages = [CALLED.get(module, module).replace("_", "-") for module in modules]
+        assert all(f'"{package}>=' in line.replace("_", "-") for package in packages), extra
         assert line.count(">=") == len(modules)
