@@ -19,6 +19,7 @@ from bench.pde import pdes
 from bench.rounds import rounds
 from bench.server import additive_memory, solves
 from bench.sketching import clients, sketches
+from bench.start import start
 
 PARTS = {
     "sketch": sketches,
@@ -29,6 +30,7 @@ PARTS = {
     "fitting": fitting,
     "pde": pdes,
     "rounds": rounds,
+    "start": start,
 }
 MARK = "<!-- measured -->"
 

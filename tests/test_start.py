@@ -102,3 +102,40 @@ def test_the_shell_completes_commands_and_experiments() -> None:
     assert python("-m", "fipa", **complete).stdout.split() == ["resume", "report"]
     complete |= {"COMP_WORDS": "fipa run pde-", "COMP_CWORD": "2"}
     assert python("-m", "fipa", **complete).stdout.split() == [n for n in names() if n.startswith("pde-")]
+
+
+# --- other systems ---
+
+ELSEWHERE = """\
+import importlib, multiprocessing, os, pkgutil, signal, sys
+import fipa
+
+def modules():
+    return [found.name for found in pkgutil.walk_packages(fipa.__path__, "fipa.")]
+
+for name in modules():  # so that all that others import is there
+    importlib.import_module(name)
+for name in [name for name in sys.modules if name == "fipa" or name.startswith("fipa.")]:
+    del sys.modules[name]
+for name in ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "syslog", "readline", "crypt"):
+    sys.modules[name] = None
+POSIX = "fork killpg sched_ getuid geteuid getgid setsid sysconf uname nice getpgid wait3 wait4 mkfifo chown "
+POSIX += "getloadavg pread pwrite SIG pthread_ alarm setitimer sigwait"
+EVERYWHERE = "SIG_DFL SIG_IGN SIGINT SIGTERM SIGABRT SIGFPE SIGILL SIGSEGV".split()
+for module in (os, signal):
+    for name in [name for name in vars(module) if name.startswith(tuple(POSIX.split())) and name not in EVERYWHERE]:
+        delattr(module, name)
+multiprocessing.get_all_start_methods = lambda: ["spawn"]
+sys.platform = "win32"
+import fipa
+for name in modules():
+    importlib.import_module(name)
+from fipa.machine import cores, memory
+print(cores() > 0, hasattr(os, "fork"), hasattr(signal, "SIGKILL"))
+"""
+
+
+@pytest.mark.long
+def test_every_module_is_imported_where_there_is_no_posix() -> None:
+    done = python("-c", ELSEWHERE)
+    assert (done.returncode, done.stdout) == (0, "True False False\n"), done.stderr
