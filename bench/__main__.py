@@ -15,6 +15,7 @@ from rich.table import Table
 from bench.common import Record, gemm_speed
 from bench.fitting import fitting
 from bench.head import heads
+from bench.many import many
 from bench.pde import pdes
 from bench.rounds import rounds
 from bench.server import additive_memory, solves
@@ -31,6 +32,7 @@ PARTS = {
     "pde": pdes,
     "rounds": rounds,
     "start": start,
+    "many": many,
 }
 MARK = "<!-- measured -->"
 
