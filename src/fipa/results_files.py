@@ -20,6 +20,7 @@ from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
 from fipa.federation.record import SERIES
 from fipa.federation.storage import Saved, write_json
 from fipa.kernels.small_cnn import COMPILED
+from fipa.machine import processor
 from fipa.report.files import FORMAT
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _header(run: Run, problem: Problem) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "small CNNs by": "numba" if COMPILED else "torch",  # which changes the last bits
-            "cpu": _processor(),
+            "cpu": processor(),
             "threads": experiment.engine.threads,
             "workers": experiment.engine.workers,
         },
@@ -144,11 +145,3 @@ def _view(picture: Picture, fits: dict[str, Any]) -> dict[str, Any]:
     values = {field.name: getattr(picture, field.name) for field in fields(picture) if field.name != "predict"}
     plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
     return {kind: plain | {"arms": fits}}
-
-
-def _processor() -> str:
-    """Its name where the system tells, as Linux does."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
