@@ -1,54 +1,69 @@
-"""Settings of the shipped experiments, which are worked out beforehand."""
+"""The shipped experiments without what runs them: outlines, and settings that were worked out before."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fipa import shipped
-from fipa.config.load import load, sources
-from fipa.config.schema import dump, resolved
-
-REMEDY = "run `python -m fipa.shipped`"
+from fipa.config.load import load
 
 
-def whole(name: str) -> dict[str, Any]:
-    """All settings, without making the problem, which takes long: those of the package are what their kind says."""
-    experiment = load(name)[1]
-    least_squares = experiment.problem.name not in ("images", "head")
-    return dump(resolved(resolved(experiment, least_squares), False))
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
-def test_settings_are_those_of_the_experiments() -> None:
-    assert {file.name for file in shipped.COMPLETE.iterdir()} == {f"{name}.json" for name in shipped.names()}, REMEDY
+def test_outlines_are_of_the_experiments() -> None:
     for name in shipped.names():
-        content = json.loads((shipped.COMPLETE / f"{name}.json").read_text("utf-8"))
-        assert content["settings"] == whole(name), REMEDY
-        assert list(content["sources"]) == sources(name), REMEDY
-        assert shipped.settings(name) == content["settings"]
+        outline, experiment = shipped.outline(name), load(name)[1]
+        assert (outline["title"], outline["seeds"]) == (experiment.title, experiment.seeds)
+        rounds = [(arm["name"], arm.get("rounds", outline["rounds"])) for arm in outline["arms"]]
+        assert rounds == [(arm.name, arm.rounds or experiment.rounds) for arm in experiment.arms]
 
 
-def test_what_is_written_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "complete").mkdir()
-    (tmp_path / "complete" / "gone.json").write_text("{}")
-    monkeypatch.setattr(shipped, "names", lambda: ["demo"])
-    shipped.write(tmp_path / "complete")
-    (kept,) = (tmp_path / "complete").iterdir()
-    assert kept.read_text("utf-8") == (shipped.COMPLETE / "demo.json").read_text("utf-8"), REMEDY
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The experiments that are worked out from now on."""
+    found: list[str] = []
+
+    def worked_out(name: str) -> dict[str, Any]:
+        found.append(name)
+        return {"title": name}
+
+    monkeypatch.setattr(shipped, "worked_out", worked_out)
+    return found
 
 
-def test_changed_experiments_are_worked_out_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever edits one, or the one that it is based on, sees what it says now."""
-    for file in (shipped.COMPLETE / "pde-bratu.json", *(shipped.SHIPPED / name for name in sources("pde-bratu"))):
-        (tmp_path / file.name).write_text(file.read_text("utf-8"), "utf-8")
-    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
-    monkeypatch.setattr(shipped, "COMPLETE", tmp_path)
-    monkeypatch.setattr(shipped, "worked_out", lambda name: {"title": f"{name} anew"})
-    assert shipped.settings("pde-bratu")["title"] != "pde-bratu anew"
-    base = tmp_path / sources("pde-bratu")[-1]
-    base.write_text(base.read_text("utf-8") + "# changed\n", "utf-8")
-    assert shipped.settings("pde-bratu") == {"title": "pde-bratu anew"}
-    assert shipped.settings("no-such") == {"title": "no-such anew"}
+def test_settings_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch)
+    assert shipped.settings("demo") == shipped.settings("demo") == {"title": "demo"}
+    assert shipped.settings("digits") == {"title": "digits"}
+    assert asked == ["demo", "digits"]
+
+
+def test_a_change_of_the_package_works_them_out_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch)
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path)
+    shipped.settings("demo")
+    (tmp_path / "rules.py").write_text("DAMPING = 1\n")
+    shipped.settings("demo")
+    assert asked == ["demo", "demo"]
+
+
+def test_what_is_broken_or_cannot_be_kept_is_worked_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch)
+    shipped.settings("demo")
+    (file,) = home.rglob("demo.json")
+    file.write_text("{")
+    assert shipped.settings("demo") == {"title": "demo"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file, and no folder
+    assert shipped.settings("demo") == {"title": "demo"}
+    assert asked == ["demo"] * 3
+
+
+def test_what_is_kept_is_what_is_told() -> None:
+    first = shipped.settings("demo")
+    assert first == shipped.worked_out("demo") == shipped.settings("demo")

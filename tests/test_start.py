@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fipa
-from fipa.shipped import names
+from fipa.shipped import names, settings
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "numpy", "matplotlib", "plotly", "pydantic", "numba", "flwr")
@@ -86,6 +86,8 @@ finally:
     ids=" ".join,
 )  # fmt: skip
 def test_commands_that_compute_nothing_import_nothing_heavy(arguments: list[str]) -> None:
+    if arguments[0] == "show":
+        settings(arguments[1])  # are kept once they have been worked out
     done = python("-c", COMMAND.format(arguments=arguments, heavy=HEAVY))
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert done.stdout

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from fipa.cli.common import Json, Name, Overrides, out
-from fipa.shipped import names, settings
+from fipa.shipped import names, outline, settings
 
 
 def list_experiments(as_json: Json = False) -> None:
     """Experiments that come with the package."""
-    entries = {name: settings(name) for name in names()}
+    entries = {name: outline(name) for name in names()}
     if as_json:
         told = {name: {"title": e["title"], "arms": [a["name"] for a in e["arms"]]} for name, e in entries.items()}
         print(json.dumps(told))
@@ -41,5 +41,5 @@ def show(name: Name, overrides: Overrides = None, as_json: Json = False) -> None
 
 
 def _range(content: dict[str, Any]) -> str:
-    rounds = {arm["rounds"] for arm in content["arms"]}
+    rounds = {arm.get("rounds", content["rounds"]) for arm in content["arms"]}
     return f"{min(rounds)} to {max(rounds)}" if len(rounds) > 1 else str(*rounds)

@@ -139,13 +139,6 @@ def _based(content: dict[str, Any], source: str) -> dict[str, Any]:
     return _over(below, content)
 
 
-def sources(name: str) -> list[str]:
-    """The files of the package that a shipped experiment is written in: its own, and those of its bases."""
-    file = f"{name}.toml"
-    base = _parse((SHIPPED / file).read_text("utf-8"), file).get("base")
-    return [file] if base is None else [file, *sources(base)]
-
-
 def _changed(arms: list[dict[str, Any]], changes: dict[str, Any], source: str) -> list[dict[str, Any]]:
     """The base's arms with changes to some of them, by name: `[arms.FedAvg]` in the place of `[[arms]]`."""
     known = [arm["name"] for arm in arms]
