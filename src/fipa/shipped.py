@@ -27,9 +27,9 @@ def settings(name: str) -> dict[str, Any]:
     """All that `fipa show` tells of an experiment of the package, as plain data."""
     file = COMPLETE / f"{name}.json"
     if file.is_file():
-        content = json.loads(file.read_text("utf-8"))
+        content: dict[str, Any] = json.loads(file.read_text("utf-8"))
         if all(_digest(source) == digest for source, digest in content["sources"].items()):
-            return dict(content["settings"])
+            return content["settings"] | {"arms": content["arms"]}
     return worked_out(name)  # somebody changes the experiment
 
 
@@ -41,11 +41,14 @@ def worked_out(name: str) -> dict[str, Any]:
 
 
 def text(name: str) -> str:
-    """What settings are kept as, together with digests of the files that they come from."""
+    """What settings are kept as, an arm in a line, together with digests of the files that they come from."""
     from fipa.config.load import sources
 
-    content = {"sources": {file: _digest(file) for file in sources(name)}, "settings": worked_out(name)}
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    whole = worked_out(name)
+    arms = [json.dumps(arm, ensure_ascii=False) for arm in whole.pop("arms")]
+    head = {"sources": {file: _digest(file) for file in sources(name)}, "settings": whole}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
+    return "{\n" + ",\n".join([*lines, '"arms": [\n' + ",\n".join(arms) + "\n]"]) + "\n}\n"
 
 
 def write(folder: Path) -> None:
