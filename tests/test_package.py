@@ -130,7 +130,7 @@ def test_all_files_are_in_the_wheel(dist: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("fipa/")}
     assert packed == files_of(SOURCE)
-    assert {"fipa/py.typed", "fipa/experiments/demo.toml", "fipa/experiments/complete/demo.json"} < packed
+    assert {"fipa/py.typed", "fipa/experiments/demo.toml"} < packed
     assert any(name.startswith("fipa/data/") and name.endswith(".npz") for name in packed)
 
 

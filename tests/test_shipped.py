@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_outlines_are_of_the_experiments() -> None:
     for name in shipped.names():
         outline, experiment = shipped.outline(name), load(name)[1]
-        assert (outline["title"], outline["seeds"]) == (experiment.title, experiment.seeds)
+        assert (outline["title"], outline["seeds"]) == (experiment.title, list(experiment.seeds))
         rounds = [(arm["name"], arm.get("rounds", outline["rounds"])) for arm in outline["arms"]]
         assert rounds == [(arm.name, arm.rounds or experiment.rounds) for arm in experiment.arms]
 

@@ -52,8 +52,8 @@ def test_only_clients_that_are_asked_are_made_ready(monkeypatch: pytest.MonkeyPa
     assert site.groups([3, 0, 3], 16) == [(3, 0, 3)]
     assert made == [0, 3]
     site.gradients((1, 2), theta)
-    assert site.groups([0], 1) == [(0,)]
-    assert made == [0, 3, 1, 2, 0]
+    assert site.groups([0, 3], 1) == [(0,), (3,)]
+    assert made == [0, 3, 1, 2, 0, 3]
     assert torch.equal(site.gradients((0, 3), theta), first)
 
 
