@@ -31,9 +31,8 @@ try:
     from fipa.progress import Log, Progress, TensorBoard, Watchers
     from fipa.report.data import ArmSummary, averaged_name, summary
     from fipa.report.figures import write_figures
-    from fipa.report.markup import rounds_done, score_names
     from fipa.report.page import write_page
-    from fipa.report.words import mean_and_deviation
+    from fipa.report.words import mean_and_deviation, rounds_done, score_names
     from fipa.runner import Run, Watcher
 except ImportError as error:
     if (remedy := missing(error, "cli")) is None:

@@ -36,6 +36,14 @@ class Browser:
             lambda driver: driver.execute_script("return document.readyState") == "complete"
         )
 
+    def unfold(self) -> None:
+        """Unfold all there is, and wait for the charts in it."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        self.run("for (const part of document.querySelectorAll('details')) part.open = true")
+        missing = "[...document.querySelectorAll('.chart:not(.maps), .maps > div')].every(box => box.data)"
+        WebDriverWait(self.driver, 30).until(lambda driver: driver.execute_script(f"return {missing}"))
+
     @contextmanager
     def width(self, pixels: int) -> Iterator[None]:
         """A window this narrow, which Chromium itself does not offer."""
