@@ -1,4 +1,4 @@
-"""The command line: `fipa list`, `show`, `run`, `resume`, `report`, `data`, `deploy-demo`."""
+"""The command line: `fipa list`, `show`, `run`, `resume`, `report`, `serve`, `data`, `deploy-demo`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
@@ -127,6 +128,7 @@ def run(
     ] = None,
     tensorboard: Board = False,
     with_report: Report = True,
+    watch: Annotated[bool, typer.Option("--serve", help="Show the run in the browser while it goes on.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -138,7 +140,8 @@ def run(
     command = shlex.join(["fipa", *sys.argv[1:]])
     with data_in(root):
         job = begin(label, experiment, command, directory=directory, force=force, warmup=warmup)
-        _execute(job, tensorboard, with_report, as_json, quiet)
+        with _served(job.directory) if watch else nullcontext():
+            _execute(job, tensorboard, with_report, as_json, quiet)
 
 
 @app.command()
@@ -169,6 +172,21 @@ def report(
     written = write_page(directories, page or alone)
     if not quiet:
         out.print(f"report [bold]{escape(str(written))}[/]", soft_wrap=True)
+
+
+@app.command()
+def serve(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs, or one run.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Another address than this machine's own; needs a token.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")] = None,
+    token: Annotated[str | None, typer.Option(help="Ask for this token; one is made for other addresses.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Watch and compare runs in the browser; Ctrl-C ends it."""
+    from fipa.serve import command
+
+    say = lambda address: out.print(f"runs in {escape(str(directory))}: [bold]{address}[/]", soft_wrap=True)  # noqa: E731
+    command.serve(directory, host, command.PORT if port is None else port, token, open_page, say)
 
 
 @data.command("list")
@@ -238,6 +256,15 @@ def deploy_demo(
     out.print(table)
     out.print(f"the same parameters as in one process, to the last bit: [bold]{'yes' if outcome.same else 'no'}[/]")
     raise typer.Exit(0 if outcome.same else 1)
+
+
+def _served(directory: Path) -> AbstractContextManager[None]:
+    """A page that shows the run, as long as it goes on."""
+    from fipa.serve.command import beside
+
+    return beside(
+        directory, lambda address: err.print(f"watch it at [bold]{address}[/]", soft_wrap=True), out.is_terminal
+    )
 
 
 def _range(experiment: Experiment) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup
 
-CHARTS = ("charts.js", "images.js", "figure.js")  # what draws, for both pages
+CHARTS = ("charts.js", "images.js", "theme.js", "figure.js")  # what draws, for both pages
 
 
 @cache
@@ -31,7 +31,7 @@ def render(template: str, **content: Any) -> str:
 
 def asset(name: str, package: str = "report") -> str:
     """The text of a style or script of ours."""
-    return files(f"fipa.{package}").joinpath("static", name).read_text(encoding="utf-8")
+    return (files(f"fipa.{package}") / "static" / name).read_text(encoding="utf-8")
 
 
 def embedded(content: Any) -> Markup:

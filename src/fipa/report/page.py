@@ -29,10 +29,18 @@ def write_page(runs: Sequence[Path], out: Path) -> Path:
     """
     if not runs:
         raise FipaError("write_page needs at least one run directory")
-    loaded = _load([Path(run) for run in runs])
+    page = page_of(_load([Path(run) for run in runs]))
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    return out
+
+
+def page_of(loaded: Sequence[Shown]) -> str:
+    """The page of runs that are loaded."""
     groups = grouped(loaded)
     payloads = [section_payload(group) for group in groups]
-    page = html.render(
+    return html.render(
         "report/page.html",
         title=loaded[0].results["title"] if len(loaded) == 1 else f"{len(loaded)} runs side by side",
         alone=len(loaded) == 1,
@@ -47,10 +55,6 @@ def write_page(runs: Sequence[Path], out: Path) -> Path:
         plotly=get_plotlyjs(),
         scripts=[html.asset(name) for name in (*html.CHARTS, "page.js")],
     )  # fmt: skip
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
-    return out
 
 
 def section(group: Sequence[Shown], data: dict[str, Any], *, alone: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fipa.report.data import ArmSummary, Results, centralised, summary
 from fipa.report.significance import Comparison, compare
-from fipa.report.words import number, percent, signed, unit, value
+from fipa.report.words import number, percent, signed, value, with_name
 
 CHANCE = 0.05  # a p-value from which on chance is not ruled out
 COLOURED = 6  # arms that a figure has colours for that everyone can tell apart
@@ -23,9 +23,7 @@ def verdict(results: Results) -> str:
     begin = "So far, " if running else ""
     ends = "is at" if running else "ends at"
     control = next((s for s in summaries if s.arm == results["control"]), None)
-    name = results["metric"]["name"].removesuffix(", %")
-    amount = unit(results, level(best))
-    told = f"{amount} {name}" if percent(results) else f"{name} {amount}"
+    told = with_name(results, level(best))
     if control is None:
         return f"{begin}{best.arm} is best: it {ends} {told}; there is no control to compare it with."
     if best is control:

@@ -38,6 +38,12 @@ def value(results: Results, amount: float) -> str:
     return f"{amount:.2f}" if percent(results) and math.isfinite(amount) else number(amount)
 
 
+def with_name(results: Results, amount: float) -> str:
+    """A value with the metric's name, as in "57.31 % test accuracy" or "test MSE 0.015"."""
+    name = results["metric"]["name"].removesuffix(", %")
+    return f"{unit(results, amount)} {name}" if percent(results) else f"{name} {value(results, amount)}"
+
+
 def score_names(goal: str) -> list[str]:
     """The heads of the columns for a linear scale."""
     return [goal, "mean", f"last {LAST}", "last"]

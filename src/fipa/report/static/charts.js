@@ -89,8 +89,9 @@ function metricChart(section, state) {
   const drawn = section.arms.filter((arm) => arm[state.axis]);
   const behind = drawn.filter((arm) => state.muted.has(arm.name) && state.others);
   for (const arm of [...behind, ...drawn.filter((a) => !state.muted.has(a.name))]) {
-    // The start, before the first byte, has no place on a log axis.
-    const places = arm[state.axis].map((_, k) => k).filter((k) => !against.log || arm[state.axis][k] > 0);
+    // The start, before the first byte, has no place on a log axis, and what comes before the first value needs none.
+    const first = arm.metric.median.findIndex((v, k) => v !== null && arm[state.axis][k] > 0);
+    const places = arm[state.axis].map((_, k) => k).filter((k) => !against.log || (arm[state.axis][k] > 0 && k >= first));
     const pick = (values) => places.map((k) => values[k]);
     const x = pick(arm[state.axis]);
     const { median, low, high } = arm.metric;

@@ -1,9 +1,8 @@
-// What report.html and the page of `fipa serve` share: the main figure with its legend, tables that sort, and colours.
+// What report.html and the page of `fipa serve` share: the main figure with its legend, and tables that sort.
 
 // Plotly would offer to upload the chart to its cloud; nothing leaves this page.
 const PRIVATE = { showSendToCloud: false, plotlyServerURL: "" };
 const CONFIG = { ...PRIVATE, responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-const redraws = [];
 const DASH_ARRAYS = { solid: "none", dash: "6 3", dot: "2 2", dashdot: "6 2 2 2" };
 
 function draw(box, chart, config = CONFIG) {
@@ -12,21 +11,6 @@ function draw(box, chart, config = CONFIG) {
 
 function fill(menu, options) {
   menu.replaceChildren(...options.map((text) => new Option(text, text)));
-}
-
-function press(root, name, value) {
-  for (const button of root.querySelectorAll(`[data-${name}]`)) {
-    button.setAttribute("aria-pressed", String(button.getAttribute(`data-${name}`) === value));
-  }
-}
-
-// A group of buttons of which one is pressed; calls back with its value.
-function wireChoice(root, name, change) {
-  root.querySelectorAll(`[data-${name}]`).forEach((button) => button.addEventListener("click", () => {
-    const value = button.getAttribute(`data-${name}`);
-    press(root, name, value);
-    change(value);
-  }));
 }
 
 // A button for every arm: in colour while it is pressed, else grey. The buttons stay while a run goes on.
@@ -123,28 +107,3 @@ function wireTable(table) {
     });
   }
 }
-
-const redrawAll = () => redraws.forEach((redraw) => redraw());
-
-// Light, dark, or as the system has it; kept for the next page where the browser allows it.
-function wireTheme() {
-  const root = document.documentElement;
-  const keep = (value) => { try { localStorage.setItem("fipa-theme", value); } catch { /* a page without storage */ } };
-  const kept = () => { try { return localStorage.getItem("fipa-theme"); } catch { return null; } };
-  const apply = (value) => {
-    if (value === "auto") delete root.dataset.theme;
-    else root.dataset.theme = value;
-    press(document, "theme-choice", value);
-  };
-  const chosen = () => root.dataset.theme ?? "auto";
-  apply(["light", "dark"].includes(kept()) ? kept() : "auto");
-  document.querySelector(".themes").hidden = false;
-  wireChoice(document, "theme-choice", (value) => { apply(value); keep(value); redrawAll(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
-  // Paper is white whatever the screen is.
-  let before = "auto";
-  addEventListener("beforeprint", () => { before = chosen(); apply("light"); redrawAll(); });
-  addEventListener("afterprint", () => { apply(before); redrawAll(); });
-}
-
-wireTheme();

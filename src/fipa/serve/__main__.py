@@ -1,0 +1,8 @@
+"""The server beside a run: `python -m fipa.serve DIR`, started by `fipa run --serve`."""
+
+import sys
+from pathlib import Path
+
+from fipa.serve.command import until_alone
+
+until_alone(Path(sys.argv[1]))
