@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Browser
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,7 +20,6 @@ from fipa.report.panels import AVERAGED, metric_curves
 from fipa.report.payload import LABELS, SCHEDULE, STEERING, arm_payload
 from fipa.report.style import arm_styles
 from fipa.report.tables import Table, final_table, table_note
-from report.conftest import Browser
 from report.example import record, results, write
 
 LINEAR = {"name": "test accuracy, %", "goal": "max", "scale": "linear"}

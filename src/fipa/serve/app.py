@@ -5,6 +5,7 @@ Runs are looked up by name among those that were found: no path is ever made of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -34,9 +35,12 @@ OWN = ("serve.css", "live.js", "list.js", "watch.js")
 SHOWN_STATES = [state.value for state in State if state is not State.DELETED]
 
 
-def application(root: Path, token: str | None = None) -> ASGIApp:
-    """The server for the runs below a folder; with a token, for those who bring it."""
-    pages = Pages(Library(root))
+def application(root: Path, token: str | None = None, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The server for the runs below a folder; with a token, for those who bring it.
+
+    `stopping` tells that the server is about to end: nobody is kept waiting for events then.
+    """
+    pages = Pages(Library(root), stopping)
     routes = [Route(f"/{name}", getattr(pages, name)) for name in ("watch", "report", "config", "events")]
     routes += [Route("/", pages.overview), Route("/static/{name}", pages.static)]
     return Guard(Starlette(routes=routes), token)
@@ -45,8 +49,8 @@ def application(root: Path, token: str | None = None) -> ASGIApp:
 class Pages:
     """Answers to requests."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, stopping: Callable[[], bool]) -> None:
+        self._library, self._stopping = library, stopping
 
     async def overview(self, request: Request) -> Response:
         """All runs."""
@@ -112,7 +116,7 @@ class Pages:
     async def events(self, request: Request) -> Response:
         """What changes, for as long as the page is open."""
         listener = Listener(self._library, request.query_params.getlist("run"))
-        return StreamingResponse(listener.events(), media_type="text/event-stream")
+        return StreamingResponse(listener.events(self._stopping), media_type="text/event-stream")
 
     async def static(self, request: Request) -> Response:
         """Styles and scripts, the same as in report.html."""

@@ -35,7 +35,8 @@ def serve(
         raise FipaError(f"fipa serve {remedy}") from error
     if token is None and not loopback(host):
         token = os.environ.get("FIPA_TOKEN") or secrets.token_urlsafe(16)
-    app = application(directory, token)
+    running: list[uvicorn.Server] = []
+    app = application(directory, token, lambda: any(server.should_exit for server in running))
     with bound(host, port) as listening:
         name = f"[{host}]" if ":" in host else host
         query = f"?token={token}" if token is not None else ""
@@ -43,8 +44,9 @@ def serve(
         say(address)
         if open_page:
             open_browser(address)
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listening])
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=5)
+        running.append(uvicorn.Server(config))
+        running[0].run(sockets=[listening])
 
 
 @contextmanager
@@ -57,6 +59,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
         except OSError as error:
             raise FipaError(f"cannot listen at {host}, port {port}: {error.strerror}; choose another --port") from error
+        listening.listen(128)  # so that nobody is turned away who asks before the server is ready
         yield listening
 
 

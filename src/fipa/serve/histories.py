@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fipa.federation.record import SERIES
+from fipa.federation.record import SERIES, RoundRecord
 
 SHOWN = ("metric", "averaged_metric", "loss", "seconds", "uplink_bytes", "downlink_bytes")
 Column = list[float | None]
@@ -97,13 +97,13 @@ def whole_history(path: Path, rounds: int) -> dict[str, Any]:
     """All series, events and spectra of the first so many rounds, as results.json has them, without damaged lines."""
     found = []
     for line in path.read_bytes().splitlines():
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    found = [line for line in found if isinstance(line, dict)][:rounds]
-    series = {key: [line.get(key) for line in found] for key in SERIES}
-    events = [event for line in found for event in line.get("events") or []]
-    spectra = {str(line.get("round")): line["spectra"] for line in found if line.get("spectra")}
-    return series | {"events": events, "spectra": spectra}
+        with suppress(ValueError, TypeError, AttributeError):
+            found.append(RoundRecord.of(json.loads(line)))
+    found = found[:rounds]
+    plain = [record.plain() for record in found]
+    series = {key: [content[key] for content in plain] for key in SERIES}
+    events = [event for record in found for event in record.events]
+    return series | {"events": events, "spectra": {str(r.round): dict(r.spectra) for r in found if r.spectra}}
 
 
 def _number(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fipa.errors import FipaError
 from fipa.federation.record import RoundRecord
-from fipa.report.files import DEFAULTS, load_results
+from fipa.report.files import check_results, load_results
 from fipa.report.flower import flower_results
 from fipa.serve.histories import SHOWN
 from fipa.serve.sources import Source
@@ -35,7 +35,7 @@ class OneFile(Source):
 
     def whole(self) -> dict[str, Any]:
         """The results with all that the report shows."""
-        return {**DEFAULTS, **self.read()}
+        return check_results(self.read(), self.file)
 
     def look(self) -> bool:
         """Read the file if it is another one; a process is known to be alive by its writing only."""

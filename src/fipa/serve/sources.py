@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fipa.errors import FipaError
 from fipa.folders import ERROR, LOCK
-from fipa.report.files import DEFAULTS, load_results
+from fipa.report.files import DEFAULTS, check_results, load_results
 from fipa.serve.histories import History, whole_history
 from fipa.serve.plans import Pair, Plan, read_plan
 from fipa.serve.states import State, locked, quiet_for
@@ -119,9 +119,7 @@ class FipaRun(Source):
         for pair, track in zip(self.plan.pairs, self.tracks, strict=True):
             if track.done and not track.warmup:
                 arms.setdefault(pair.arm, {})[str(pair.seed)] = track.record() | whole_history(pair.history, track.done)
-        if not arms:
-            raise FipaError("no arm has finished a round yet; there is nothing to report")
-        return {**DEFAULTS, **self.header, "arms": arms}
+        return check_results({**self.header, "arms": arms}, self.path)
 
     @property
     def overhead(self) -> float:

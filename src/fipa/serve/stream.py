@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from anyio import sleep
@@ -38,11 +38,11 @@ class Listener:
         self._told: dict[str, int] = {}
         self._order: list[str] = []
 
-    async def events(self) -> AsyncIterator[str]:
-        """Events until the page is left."""
+    async def events(self, stopping: Callable[[], bool]) -> AsyncIterator[str]:
+        """Events until the page is left, or the server ends."""
         said = time.monotonic()
         yield "retry: 1000\n\n"
-        while True:
+        while not stopping():
             found = await run_in_threadpool(self.news)
             if found or time.monotonic() - said > BEAT:
                 said = time.monotonic()
