@@ -35,7 +35,8 @@ class Diverged(UpdateError):  # noqa: N818
 
 
 EXTRAS = {
-    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "filelock"),
+    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "jinja2", "filelock"),
+    "serve": ("starlette", "uvicorn"),
     "flower": ("flwr", "cryptography"),
 }  # the modules of optional dependencies
 

@@ -35,6 +35,13 @@ def test_wrong_folders_and_ports(tmp_path):
     assert "choose another --port" in " ".join(done.err.split())
 
 
+def test_without_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = fipa("serve", tmp_path)
+    assert done.code == 2
+    assert "fipa serve needs uvicorn: pip install 'fipa[serve]'" in " ".join(done.err.split())
+
+
 @pytest.mark.parametrize(
     ("host", "given", "asked"), [("127.0.0.1", None, False), ("127.0.0.1", "abc", True), ("0.0.0.0", None, True)]
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from asyncio import sleep
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from anyio import sleep
 from starlette.concurrency import run_in_threadpool
 
 from fipa.serve import views
