@@ -153,6 +153,7 @@ def test_the_main_table_is_best_first(tmp_path):
     assert [text for _, text in table.rows[-1]][2:5] == ["+4.26", "-", "-"]  # it diverged on a seed
     assert [text for _, text in table.rows[2]][2:5] == ["control", "-", "-"]
     assert "Holm's correction for 3 arms" in tables.main_note([loaded])
+    assert "centralised is shown for comparison" in tables.main_note([example.pde_results("pde1d")])
 
 
 def test_with_many_arms_the_control_and_the_best_are_in_colour(tmp_path):

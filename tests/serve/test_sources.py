@@ -6,6 +6,7 @@ import time
 
 import pytest
 from filelock import FileLock
+from report import example as results
 from tiny import ONE_ARM, fipa, write
 
 from fipa.config.load import load
@@ -181,6 +182,12 @@ def test_the_warm_up_stands_in_until_an_arm_has_begun(tmp_path):
     assert list(run.results()["arms"]) == ["FedAvg"]
     assert run.results()["arms"]["FedAvg"]["0"]["after"] == 10
     assert len(run.whole()["arms"]["FedAvg"]["0"]["metric"]) == 2
+
+
+def test_an_older_run_says_its_metric_in_the_end(tmp_path):
+    example.start(tmp_path, example.config({"FedAvg": 4}, [0]), metric=None)
+    results.write(tmp_path, results.results({"FedAvg": {"0": results.record([0.5])}}))
+    assert look(tmp_path).header["metric"]["name"] == "test MSE"
 
 
 def test_the_time_left_counts_what_rounds_leave_out(tmp_path):

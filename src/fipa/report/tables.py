@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fipa.report.data import MIB, ArmSummary, Results, averaged, averaged_name
+from fipa.report.data import MIB, ArmSummary, Results, averaged, averaged_name, centralised
 from fipa.report.data import summary as summaries
 from fipa.report.reach import Reach, reach
 from fipa.report.scores import LAST
@@ -17,6 +17,7 @@ from fipa.report.significance import compare
 from fipa.report.verdict import best_first, difference, interval, p_value
 from fipa.report.words import (
     against_control,
+    listed,
     mean_and_deviation,
     means_against_control,
     mebibytes,
@@ -83,9 +84,13 @@ def main_note(runs: Sequence[Results]) -> str:
     if any(compared):
         what = "how many times better, geometric mean" if logarithmic else "arm - control, mean"
         parts.append(f"Against the control: {what} over the seeds that both have.")
-        arms = f", with Holm's correction for {count} arms" if count > 1 else ""
+        arms = f" (p with Holm's correction for {count} arms, intervals without)" if count > 1 else ""
         parts.append(f"Interval and p: paired t-test, two-sided{arms}; a dash where there are fewer than two pairs, ")
         parts[-1] += "or one diverged."
+    apart = [arm for run in runs for arm in dict.fromkeys([run["reference"], *centralised(run)]) if arm in run["arms"]]
+    if apart:
+        verb = "is" if len(apart) == 1 else "are"
+        parts.append(f"{listed(apart)} {verb} shown for comparison: no federation, so not part of the verdict.")
     return " ".join([*parts, "Bytes are those of all clients together, since the arm's own start."])
 
 

@@ -5,4 +5,5 @@ from pathlib import Path
 
 from fipa.serve.command import until_alone
 
-until_alone(Path(sys.argv[1]))
+if __name__ == "__main__":
+    until_alone(Path(sys.argv[1]))

@@ -37,6 +37,7 @@ class Plan:
     metric: dict[str, str]
     warmup: str | None
     pairs: tuple[Pair, ...]
+    guessed: bool = False  # the metric, which runs of older versions do not say at their start
 
     @property
     def header(self) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def read_plan(directory: Path) -> Plan:
         pairs = tuple(_pairs(directory, config))
         metric = {**_guess(config), **{k: str(v) for k, v in (content.get("metric") or {}).items()}}
         warmup = config["warmup"]["name"] if config.get("warmup") else None
-        return Plan(str(content["name"]), str(content["command"]), config, metric, warmup, pairs)
+        guessed = not content.get("metric")
+        return Plan(str(content["name"]), str(content["command"]), config, metric, warmup, pairs, guessed)
     except OSError as error:
         raise FipaError(f"run.json cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -106,6 +107,9 @@ class FipaRun(Source):
                 for pair, new, old in zip(self.plan.pairs, grown, before, strict=True)
             ]
             self._marks.append((time.monotonic(), sum(track.sum("seconds") for track in self.tracks)))
+        if changed and self.plan.guessed:
+            with suppress(FipaError):
+                self.header["metric"] = load_results(self.path)["metric"]
         self.state, self.note = self._standing(alive)
         return changed or any(grown)
 
