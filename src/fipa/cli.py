@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
@@ -35,6 +35,7 @@ try:
     from fipa.report.page import write_page
     from fipa.report.words import mean_and_deviation, rounds_done, score_names
     from fipa.runner import Run, Watcher
+    from fipa.serve.command import beside, serving
 except ImportError as error:
     if (remedy := missing(error, "cli")) is None:
         raise
@@ -140,7 +141,7 @@ def run(
     command = shlex.join(["fipa", *sys.argv[1:]])
     with data_in(root):
         job = begin(label, experiment, command, directory=directory, force=force, warmup=warmup)
-        with _served(job.directory) if watch else nullcontext():
+        with beside(job.directory, out.is_terminal) if watch else nullcontext():
             _execute(job, tensorboard, with_report, as_json, quiet)
 
 
@@ -174,19 +175,7 @@ def report(
         out.print(f"report [bold]{escape(str(written))}[/]", soft_wrap=True)
 
 
-@app.command()
-def serve(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs, or one run.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Another address than this machine's own; needs a token.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")] = None,
-    token: Annotated[str | None, typer.Option(help="Ask for this token; one is made for other addresses.")] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-) -> None:
-    """Watch and compare runs in the browser; Ctrl-C ends it."""
-    from fipa.serve import command
-
-    say = lambda address: out.print(f"runs in {escape(str(directory))}: [bold]{address}[/]", soft_wrap=True)  # noqa: E731
-    command.serve(directory, host, command.PORT if port is None else port, token, open_page, say)
+app.command("serve")(serving)
 
 
 @data.command("list")
@@ -256,15 +245,6 @@ def deploy_demo(
     out.print(table)
     out.print(f"the same parameters as in one process, to the last bit: [bold]{'yes' if outcome.same else 'no'}[/]")
     raise typer.Exit(0 if outcome.same else 1)
-
-
-def _served(directory: Path) -> AbstractContextManager[None]:
-    """A page that shows the run, as long as it goes on."""
-    from fipa.serve.command import beside
-
-    return beside(
-        directory, lambda address: err.print(f"watch it at [bold]{address}[/]", soft_wrap=True), out.is_terminal
-    )
 
 
 def _range(experiment: Experiment) -> str:

@@ -121,7 +121,7 @@ def test_with_a_token(serving, runs):
     assert (entered.status, entered.headers["location"]) == (303, "/watch?run=a+b")
     cookie = entered.headers["set-cookie"]
     assert "HttpOnly" in cookie
-    assert "samesite=strict" in cookie.lower()
+    assert "samesite=lax" in cookie.lower()
     assert server.get("/", Cookie=cookie.partition(";")[0]).status == 200
     assert server.get("/", Cookie="fipa-token=wrong").status == 401
     assert server.get("/", Authorization="Bearer s3cret", Host="example.org").status == 200

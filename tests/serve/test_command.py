@@ -6,7 +6,6 @@ import sys
 import urllib.request
 
 import pytest
-from rich.console import Console
 from tiny import ONE_ARM, fipa, process, write
 
 from fipa import cli
@@ -35,11 +34,15 @@ def test_wrong_folders_and_ports(tmp_path):
     assert "choose another --port" in " ".join(done.err.split())
 
 
-def test_without_the_extra(tmp_path, monkeypatch):
+def test_without_the_extra(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = fipa("serve", tmp_path)
     assert done.code == 2
     assert "fipa serve needs uvicorn: pip install 'fipa[serve]'" in " ".join(done.err.split())
+    monkeypatch.setattr(command, "find_spec", lambda module: None)
+    with command.beside(tmp_path, False):  # the run goes on without a page
+        pass
+    assert "no page: --serve needs starlette" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,6 @@ def test_a_page_beside_a_run(tmp_path, monkeypatch):
         whole(job, *options)
 
     monkeypatch.setattr(cli, "_execute", execute)
-    monkeypatch.setattr(cli, "err", Console(stderr=True, width=500))
     done = fipa("run", write(tmp_path, ONE_ARM), "--out", tmp_path / "run", "--serve", "--quiet")
     assert done.code == 0, done.err
     assert "0 of 2 rounds" in pages[0]

@@ -11,13 +11,28 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from typing import Annotated
 from urllib.parse import urlencode
 
-from fipa.errors import FipaError, missing
+import typer
+
+from fipa.errors import EXTRAS, FipaError, missing
 
 PORT = 8377
+
+
+def serving(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs, or one run.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Another address than this machine's own; needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    token: Annotated[str | None, typer.Option(help="Ask for this token; one is made for other addresses.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Watch and compare runs in the browser; Ctrl-C ends it."""
+    serve(directory, host, port, token, open_page, lambda address: typer.echo(f"runs in {directory}: {address}"))
 
 
 def serve(
@@ -70,8 +85,13 @@ def open_browser(address: str) -> bool:
 
 
 @contextmanager
-def beside(run: Path, say: Callable[[str], None], open_page: bool) -> Iterator[None]:
+def beside(run: Path, open_page: bool) -> Iterator[None]:
     """A server in a process of its own as long as a run goes on; it ends with this process, however that ends."""
+    absent = next((module for module in EXTRAS["serve"] if find_spec(module) is None), None)
+    if absent is not None:
+        typer.echo(f"no page: --serve needs {absent}: pip install 'fipa[serve]'", err=True)
+        yield
+        return
     root = run.parent if run.parent.name == "runs" else run
     command = [sys.executable, "-m", "fipa.serve", str(root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -81,7 +101,7 @@ def beside(run: Path, say: Callable[[str], None], open_page: bool) -> Iterator[N
         if line:
             place = run.relative_to(root).as_posix() if root != run else "."
             address = f"{json.loads(line)['address']}watch?{urlencode({'run': place})}"
-            say(address)
+            typer.echo(f"watch it at {address}", err=True)
             if open_page:
                 open_browser(address)
         try:

@@ -70,7 +70,7 @@ class Guard:
         if given is not None and _same(given, self._token):
             rest = urlencode([pair for pair in parse_qsl(request.url.query) if pair[0] != "token"])
             answer = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""), 303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="lax")
             return answer
         return None if _brings(request, self._token) else PlainTextResponse("open the address with ?token=...", 401)
 
