@@ -35,7 +35,8 @@ class Diverged(UpdateError):  # noqa: N818
 
 
 EXTRAS = {  # the modules of optional dependencies that users have a use for
-    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "filelock"),
+    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "jinja2", "filelock"),
+    "serve": ("starlette", "uvicorn"),
     "images": ("PIL",),
     "tensorboard": ("tensorboard",),
     "flower": ("flwr", "cryptography"),

@@ -50,6 +50,11 @@ def collect(run: Run, problem: Problem) -> dict[str, Any]:
     return results
 
 
+def metric_of(problem: Problem) -> dict[str, str]:
+    """What a problem's metric is called, which way it should go, and on which scale."""
+    return {"name": problem.name, "goal": problem.goal, "scale": problem.scale}
+
+
 def write_views(run: Run, problem: Problem) -> None:
     """Pictures of the final models on the first seed, whose problem this is."""
     picture = problem.picture
@@ -98,7 +103,7 @@ def _header(run: Run, problem: Problem) -> dict[str, Any]:
         "title": experiment.title or run.name,
         "description": experiment.description.strip(),
         "command": run.command,
-        "metric": {"name": problem.name, "goal": problem.goal, "scale": problem.scale},
+        "metric": metric_of(problem),
         "control": experiment.control,
         "reference": experiment.reference,
         "figure": experiment.figure,

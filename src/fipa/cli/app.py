@@ -8,6 +8,7 @@ import typer
 
 from fipa import __version__
 from fipa.cli import data, deploy, doctor, experiments, runs
+from fipa.serve.command import serving
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -26,6 +27,7 @@ app.command()(experiments.show)
 app.command()(runs.run)
 app.command()(runs.resume)
 app.command()(runs.report)
+app.command("serve")(serving)
 app.add_typer(data.app, name="data")
 app.command("deploy-demo")(deploy.deploy_demo)
 app.command()(doctor.doctor)

@@ -18,9 +18,8 @@ from fipa.launch import begin, choose, data_in, refresh, write_report
 from fipa.progress import Log, Progress, TensorBoard, Watchers
 from fipa.report.data import ArmSummary, averaged_name, summary
 from fipa.report.figures import write_figures  # also for a run: better told before it that matplotlib is missing
-from fipa.report.markup import rounds_done, score_names
 from fipa.report.page import write_page
-from fipa.report.words import mean_and_deviation
+from fipa.report.words import mean_and_deviation, rounds_done, score_names
 from fipa.runner import Run, Watcher
 
 __all__ = ["Run", "begin", "choose", "data_in", "execute", "write_again"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fipa.cli.common import Json, Name, Overrides, Quiet, Root
+from fipa.cli.common import Json, Name, Overrides, Quiet, Root, out
 from fipa.errors import FipaError
+from fipa.serve.command import beside
 
 Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="Only this arm (may be repeated).")]
 Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="Seeds instead of the experiment's; 0-4 is a range.")]
@@ -37,6 +39,7 @@ def run(
     ] = None,
     tensorboard: Board = False,
     with_report: Report = True,
+    watch: Annotated[bool, typer.Option("--serve", help="Show the run in the browser while it lasts.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,7 +53,8 @@ def run(
     command = shlex.join(["fipa", *sys.argv[1:]])
     with data_in(root):
         job = begin(label, experiment, command, directory=directory, force=force, warmup=warmup)
-        execute(job, tensorboard, with_report, as_json, quiet)
+        with beside(job.directory, out.is_terminal) if watch else nullcontext():
+            execute(job, tensorboard, with_report, as_json, quiet)
 
 
 def resume(
@@ -61,7 +65,7 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped, as if it had not been."""
+    """Resume a run that was stopped, as if it had not been."""
     from fipa.cli.execution import Run, data_in, execute
 
     with data_in(root):
