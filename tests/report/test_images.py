@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fipa import cli
+from fipa.cli import execution as cli
 from fipa.errors import FipaError
 from fipa.report import data, image_figures, payload, scores, stages, statistics, tables, words
 from fipa.report.figures import LAYOUTS, write_figures
