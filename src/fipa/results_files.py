@@ -147,7 +147,7 @@ def _view(picture: Picture, fits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name where the system tells, as Linux does."""
+    """Name of the processor where the system tells it, as Linux does."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

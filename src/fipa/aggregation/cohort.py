@@ -131,7 +131,7 @@ def _in_order(updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], tupl
 
 
 def _layout(theta: Tensor | Mapping[str, Tensor], updates: Sequence[ClientUpdate]) -> Layout | None:
-    """Of the first curvature, else of the first named update, that fits theta; else of the parameters themselves.
+    """The layout of the first curvature or named update that fits theta; else that of the parameters themselves.
 
     One that does not fit is not taken, so that it is this client, and not theta or the others, that gets the blame.
     """

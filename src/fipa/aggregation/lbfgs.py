@@ -96,7 +96,7 @@ class _Inverse:
         return cls(s, y, float(s[-1] @ y[-1]) / float(y[-1] @ y[-1]))
 
     def __call__(self, v: Tensor) -> Tensor:
-        """Its product with a vector (p) or with columns (p x n)."""
+        """The product with a vector (p) or with columns (p x n)."""
         v = v.clone()
         curvatures = [float(s @ y) for s, y in zip(self.steps, self.turns, strict=True)]
         shares: list[Tensor] = []

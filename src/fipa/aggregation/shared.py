@@ -163,7 +163,7 @@ def usual_curvature(summary: CurvatureSummary | None) -> float:
 
 
 def _spectrum(cohort: Cohort) -> tuple[Tensor, Tensor]:
-    """Of the mean curvature, in double precision, the largest eigenvalue first."""
+    """Eigenpairs of the mean curvature, in double precision, the largest eigenvalue first."""
     summaries = cohort.require(BasisCurvature, "SharedFIPA")
     total = sum(w * one.matrix.double() for w, one in zip(cohort.weights, summaries, strict=True))
     assert isinstance(total, Tensor)

@@ -84,7 +84,7 @@ def to_matrix(total: NDArray[np.float64], columns: int, dtype: torch.dtype) -> T
 
 
 def from_loss(before: float, after: float, examples: int) -> NDArray[np.float64]:
-    """By how much a client's loss rises, times the number of examples; infinity is a large number here."""
+    """The rise of a client's loss times its number of examples; infinity is a large number here."""
     worst = WORST * max(1.0, abs(before))
     return np.array([examples * (min(after - before, worst) if math.isfinite(after) else worst)])
 
