@@ -37,7 +37,7 @@ def meanings(thing: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind in reversed(inspect.getmro(thing)) if inspect.isclass(thing) else [thing]:
         text = inspect.cleandoc(kind.__doc__ or "")
-        for section in griffe.Docstring(text).parse("numpy"):
+        for section in griffe.Docstring(text).parse("numpy", warnings=False):
             if section.kind.value in ("parameters", "attributes"):
                 for entry in section.value:
                     for key in entry.name.split(", "):
@@ -79,7 +79,7 @@ def shown(default: Any) -> str:
 
     if default is PydanticUndefined or default is inspect.Parameter.empty:
         return "**required**"
-    if default is None or default == () or dataclasses.is_dataclass(default) or hasattr(default, "model_fields"):
+    if default is None or default == () or dataclasses.is_dataclass(default) or hasattr(type(default), "model_fields"):
         return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

@@ -87,7 +87,7 @@ figure, axes = plt.subplots(figsize=(6, 3))
 axes.plot(before, marker=".", label="FedAvg")
 axes.plot(after, marker=".", label="FIPA()")
 axes.set(xlabel="round", ylabel="test accuracy, %")
-axes.legend();
+axes.legend()
 
 # %% [markdown]
 # FIPA starts more slowly, because its basis is still small, and then passes FedAvg. Every round tells what it cost:

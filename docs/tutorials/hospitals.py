@@ -131,7 +131,7 @@ for name, rounds in records.items():
 for name, curve in curves.items():
     axes.plot(range(1, 9), curve, linestyle="--", marker=".", label=f"shared basis, {name}")
 axes.set(xlabel="round", ylabel="test accuracy, %")
-axes.legend(fontsize=7);
+axes.legend(fontsize=7)
 
 # %% [markdown]
 # Masks cost speed. In the open, the basis grows by the gradients of all hospitals; under masks it grows by a few sums

@@ -103,7 +103,7 @@ figure, axes = plt.subplots(figsize=(6, 3))
 for name, curve in curves.items():
     axes.plot(range(1, 9), curve, marker=".", label=name)
 axes.set(xlabel="round", ylabel="test accuracy, %")
-axes.legend();
+axes.legend()
 
 # %% [markdown]
 # ## What the server can tell you

@@ -83,7 +83,7 @@ for arm in results.arms:
     right.plot(x, model(x).detach()[:, 0], linestyle="--", label=arm)
 right.axvline(0.5, color="grey", linewidth=0.5)
 right.set(xlabel="x", ylabel="u")
-right.legend(fontsize=7);
+right.legend(fontsize=7)
 
 # %% [markdown]
 # FedAvg could be tuned, and [the measured tables](../pde.md#results) do so: there FedAvg has the best of several

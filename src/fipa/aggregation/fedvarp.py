@@ -34,6 +34,8 @@ class FedVARP:
     step
         $\gamma$, the server's step.
 
+    Examples
+    --------
     >>> from fipa import ClientUpdate, aggregate
     >>> one, two = (ClientUpdate(torch.full((2,), x), 10, client_id=i) for i, x in enumerate((1.0, 3.0)))
     >>> first = aggregate(torch.zeros(2), [one, two], FedVARP())

@@ -39,6 +39,8 @@ class LBFGS:
     first
         Length of d at step 1 as long as there is no pair: gradients alone tell no length.
 
+    Examples
+    --------
     >>> from fipa import ClientUpdate, aggregate
     >>> theta, state = torch.tensor([4.0]), None
     >>> for _ in range(2):  # the loss is 3/2 theta^2: two gradients tell it all

@@ -106,6 +106,8 @@ class Region:
 def grid_split(domain: Box, cuts: Sequence[Sequence[float]]) -> tuple[Region, ...]:
     """Cut a domain at these places of each axis into strips or boxes; axes without an entry stay whole.
 
+    Examples
+    --------
     >>> [(region.low, region.high) for region in grid_split(Box.cube(2), [[0.5]])]
     [((0.0, 0.0), (0.5, 1.0)), ((0.5, 0.0), (1.0, 1.0))]
     """

@@ -42,6 +42,8 @@ class Gradients:
 def signs_for(seed: int, round_number: int, client: int, count: int) -> Tensor:
     """A client's signs in a round, 1 or -1: everybody can know them.
 
+    Examples
+    --------
     >>> signs_for(0, 1, 2, 4).abs().tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
