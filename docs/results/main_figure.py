@@ -57,7 +57,9 @@ def main() -> None:
             colour, size = ARMS[arm], 9 if arm == OURS else 6
             axes.plot([up, total], [mean, mean], color=colour, linewidth=1, alpha=0.5)
             axes.plot(total, mean, "o", markersize=size - 1, markerfacecolor="white", color=colour)
-            axes.errorbar(up, mean, deviation, fmt="o", markersize=size, color=colour, capsize=2, linewidth=1, label=arm)
+            axes.errorbar(
+                up, mean, deviation, fmt="o", markersize=size, color=colour, capsize=2, linewidth=1, label=arm
+            )
         axes.set(xscale="log", xlim=limits, xlabel="models per client: sent (dot), sent and received (ring)")
         axes.set_xticks(TICKS, map(str, TICKS))
         axes.set_title(title, fontsize=9)

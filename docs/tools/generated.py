@@ -59,17 +59,21 @@ def kind_of(hint: Any) -> str:
         return " or ".join(f'`"{value}"`' for value in arguments)
     if origin in (Union, types.UnionType):
         words = [kind_of(one) for one in arguments if one is not type(None)]
-        named = [word for word in words if word.startswith("table")]
+        named = [word for word in words if "table" in word]
         return "table, told apart by `name`" if len(named) > 3 else " or ".join(dict.fromkeys(words))
     if origin in (tuple, list):
-        return f"list of {kind_of(arguments[0])}"
+        return "list of " + re.sub(r"number|text|table|list", r"\g<0>s", kind_of(arguments[0]), count=1)
     if origin is dict:
         return "table"
     if hint in PLAIN:
         return PLAIN[hint]
-    return f"table {hint.__name__}" if inspect.isclass(hint) else "table"
+    return f"[table](#{SECTIONS.get(hint.__name__, hint.__name__.lower())})" if inspect.isclass(hint) else "table"
 
 
+SECTIONS = {  # of the page, by the class of a table
+    "EngineSpec": "engine", "ArmSpec": "arms-and-warmup", "WarmupSpec": "arms-and-warmup", "StageSpec": "stages",
+    "SketchSpec": "sketch",
+}  # fmt: skip
 PLAIN: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 

@@ -1,6 +1,7 @@
 """What MkDocs does not do by itself, for `mkdocs.yml`: maths, files of the repository, generated tables, completeness.
 
-- Formulas become MathML while the site is built. Browsers typeset that without a script, and nothing is fetched.
+- Formulas become MathML while the site is built. Browsers typeset that without a script, and nothing is fetched. What
+  they need is a font with a table for maths: STIX Two Math, of which the site gets the glyphs that it uses.
 - Links to files outside of docs/ lead to pages that show these files.
 - `<!-- generated: NAME -->` in a page is replaced by a table that is made from the code (`generated.py`).
 - A public name without a docstring or without a place in the reference is a warning, and warnings are errors.
@@ -16,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ziamath
+from fontTools import subset
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -29,7 +32,10 @@ import public
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
+FONT = Path(ziamath.__file__).parent / "fonts" / "STIXTwoMath-Regular.ttf"
 log = logging.getLogger("mkdocs.fipa")
+SIGNS = "0123456789()[]{}|+-=<>/,.\u221a\u0302\u0304\u02c6\u00af\u2032"  # also those that no text of a formula has
+_used: set[str] = set()  # characters of formulas
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -82,6 +88,10 @@ def _typeset(match: re.Match[str], where: str) -> str:
     except Exception as error:  # whatever the converter meets: the page must not be published without it
         log.warning("%s: cannot typeset %r: %s", where, formula, error)
         return match.group()
+    shown = html.unescape(re.sub(r"<[^>]*>", "", typeset))
+    if "\\" in shown or "&" in shown:
+        log.warning("%s: the converter does not know a command of %r: %s", where, formula, shown)
+    _used.update(shown)
     return f'<{tag} class="arithmatex">{typeset}</{tag}>'
 
 
@@ -118,3 +128,17 @@ def on_config(config: MkDocsConfig, **_: Any) -> MkDocsConfig:
     sys.path.insert(0, str(ROOT / "src"))
     config.copyright = f"FIPA {generated.version()}, Apache-2.0"
     return config
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """The part of the font that formulas use."""
+    options = subset.Options(layout_features=["*"], notdef_outline=True)
+    options.drop_tables = [table for table in options.drop_tables if table != "MATH"]
+    font = subset.load_font(str(FONT), options)
+    cutter = subset.Subsetter(options)
+    letters = [chr(code) for code in (*range(0x1D434, 0x1D468), *range(0x1D6E2, 0x1D71C), 0x210E)]  # italic in <mi>
+    cutter.populate(text="".join([*sorted(_used), *letters, SIGNS]))
+    cutter.subset(font)
+    file = Path(config.site_dir) / "assets" / "math.ttf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    subset.save_font(font, str(file), options)

@@ -21,7 +21,10 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("server and client rules", ("aggregation", "clients")),
     ("what a client knows", ("curvature",)),
     ("data and fast loops", ("data", "kernels")),
-    ("small things", ("errors", "layout", "linalg", "randomness", "coding", "threads", "compiler", "models", "privacy")),
+    (
+        "small things",
+        ("errors", "layout", "linalg", "randomness", "coding", "threads", "compiler", "models", "privacy"),
+    ),
 )
 APART = (("aggregation", "clients"), ("pde", "report"), ("data", "kernels"))  # side by side: neither imports the other
 INK, LINE, WARM, COOL = "#1d2733", "#24476b", "#f6e7dc", "#e6eef7"
@@ -34,7 +37,9 @@ def floor_of(name: str) -> int:
 
 
 def _text(x: float, y: float, text: str, size: int = 14, anchor: str = "middle", weight: str = "normal") -> str:
-    return f"<text x='{x}' y='{y}' font-size='{size}' text-anchor='{anchor}' font-weight='{weight}'>{escape(text)}</text>"
+    return (
+        f"<text x='{x}' y='{y}' font-size='{size}' text-anchor='{anchor}' font-weight='{weight}'>{escape(text)}</text>"
+    )
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str) -> str:
@@ -90,7 +95,7 @@ def flow() -> str:
         _text(right, 50, "data stay here", 12),
         _text((left + right) / 2, 32, "transport", 15, weight="bold"),
         _text((left + right) / 2, 50, "processes, Flower, or masked sums", 12),
-        *(f"<line x1='{x}' y1='62' x2='{x}' y2='{bottom}' stroke='{LINE}' stroke-dasharray='3 4'/>" for x in (left, right)),
+        *(f"<path d='M{x},62 V{bottom}' stroke='{LINE}' stroke-dasharray='3 4'/>" for x in (left, right)),
     ]  # fmt: skip
     for i, (start, end, what, note) in enumerate(STEPS):
         y = top + i * gap

@@ -41,6 +41,7 @@ def new_model():
 def accuracy(model):
     return 100 * (model(x_test).argmax(1) == y_test).double().mean()
 
+
 # %% [markdown]
 # ## A problem and two arms
 #
@@ -48,6 +49,7 @@ def accuracy(model):
 # has clients that take one Gauss-Newton step with their own sketch, and a server that solves for all of them together.
 # `StepControl` proposes a step, asks every hospital for its loss there (one number each), and takes the step only if
 # the mean has fallen. If not, it tries a more careful one from the same updates: nobody trains twice.
+
 
 # %%
 def problem(seed):
@@ -87,8 +89,8 @@ assert all(one.accepted for one in records["FIPA controlled"])
 #
 # So far the server has seen each hospital's update. Under **secure sums** it does not: hospitals add random masks to
 # what they send, and the masks cancel in the sum. The rule must need nothing but sums, and [FIPA in a shared
-# basis](../shared-basis.md#under-masks) is such a rule. Hospitals are Flower clients with an objective; `LocalGrid` runs
-# all of them in this process, with all keys, shares and masks.
+# basis](../shared-basis.md#under-masks) is such a rule. Hospitals are Flower clients with an objective. `LocalGrid`
+# runs all of them in this process, with all keys, shares and masks.
 
 # %%
 from flwr.app import ArrayRecord, MetricRecord
@@ -136,7 +138,8 @@ axes.legend(fontsize=7)
 # %% [markdown]
 # Masks cost speed. In the open, the basis grows by the gradients of all hospitals; under masks it grows by a few sums
 # of them. `signs` is the number of extra sums with random signs. More of them are faster and tell more: with `signs=0`
-# the server learns the mean gradient and no more than that. [What that means in numbers](../shared-basis.md#under-masks).
+# the server learns the mean gradient and no more than that. [What that means in
+# numbers](../shared-basis.md#under-masks).
 #
 # ## What is protected, and what is not
 #

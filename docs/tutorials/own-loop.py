@@ -33,6 +33,7 @@ x_test, y_test = tensors(digits.test)
 # %% [markdown]
 # ## The model, and training as you know it
 
+
 # %%
 def new_model():
     torch.manual_seed(0)
@@ -51,11 +52,13 @@ def train(model, x, y):
 def accuracy(model):
     return 100 * (model(x_test).argmax(1) == y_test).float().mean().item()
 
+
 # %% [markdown]
 # ## A round
 #
 # Three lines are not FedAvg's: each client makes a **sketch** of its curvature *at the parameters that the server
 # sent*, it sends the sketch along with its update, and the server's rule uses both.
+
 
 # %%
 def one_round(model, rule, rank=20):
@@ -77,6 +80,7 @@ def one_round(model, rule, rank=20):
 #
 # `CompletedFIPA` is the paper's rule with FedAvg in the directions that no sketch covers. A large damping makes it
 # FedAvg; a small one trusts the curvature.
+
 
 # %%
 def federation(rule, rank, rounds=8):

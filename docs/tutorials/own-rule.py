@@ -48,6 +48,7 @@ def problem(seed, broken=False):
 # Put into a file `weather.py`, this runs with `fipa run weather.py`, which also makes the report. Here we go round by
 # round instead.
 
+
 # %%
 def run(rule, broken, rounds=12):
     stage = fipa.Stage(rule, fipa.GaussNewton(damping=1e-3), rounds=rounds, plan=fipa.SketchPlan(rank=12))
@@ -65,10 +66,10 @@ for broken in (False, True):
 #
 # ## A rule
 #
-# A rule is a callable that takes a validated `Cohort` and its own state, and returns a `Step`. FIPA's step $d$ minimises
-# how much the clients disagree, $\\sum_m w_m (d - \\Delta\\theta_m)^\\top H_m (d - \\Delta\\theta_m)$. So each client's
-# own term says how unhappy it is with the step. Our rule leaves out a client that disagrees far more than most, and
-# lets FIPA aggregate the others.
+# A rule is a callable that takes a validated `Cohort` and its own state, and returns a `Step`. FIPA's step $d$
+# minimises how much the clients disagree, $\sum_m w_m (d - \Delta\theta_m)^\top H_m (d - \Delta\theta_m)$. So each
+# client's own term says how unhappy it is with the step. Our rule leaves out a client that disagrees far more than
+# most, and lets FIPA aggregate the others.
 #
 # `needs` says which curvature the rule wants. Clients are then asked for it, in federations and on Flower alike.
 

@@ -41,6 +41,7 @@ for k, region in enumerate(regions):
 # Each site draws its own points. The one at the left end knows the condition at 0, the other one that at 1; neither
 # knows anything of the other half.
 
+
 # %%
 def problem(seed):
     model = fipa.models.mlp([1, 16, 16, 1], generator=torch.Generator().manual_seed(seed))

@@ -55,7 +55,9 @@ class Cohort:
         total = sum(weights)
         if len(weights) != len(self.clients) or not 0 < total < float("inf") or min(weights) < 0:
             raise UpdateError(f"weights {list(weights)}: {len(self.clients)} clients need one each, none negative")
-        return replace(self, weights=tuple(w / total for w in weights), memory={})  # what is remembered has weights in it
+        return replace(
+            self, weights=tuple(w / total for w in weights), memory={}
+        )  # what is remembered has weights in it
 
     @property
     def mean_delta(self) -> Tensor:
