@@ -18,6 +18,7 @@ def house(monkeypatch):
 
 def imports():
     """Who imports whom, by floor: every import statement, also those within functions, but for those of types only."""
+    ours = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
     for file in PACKAGE.rglob("*.py"):
         own = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
         tree = ast.parse(file.read_text("utf-8"))
@@ -27,7 +28,7 @@ def imports():
             if own == "__init__" or id(node) in typing:
                 continue
             for name in imported(node):
-                if name != own and (PACKAGE / name).is_dir() | (PACKAGE / f"{name}.py").exists():
+                if name != own and name in ours:
                     yield own, name, f"{file.relative_to(ROOT)}:{node.lineno}"
 
 
