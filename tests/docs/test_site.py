@@ -158,3 +158,27 @@ def test_readme_is_short_and_has_the_figure_first() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert len(lines) <= 120
     assert any("docs/main.png" in line for line in lines[:12])
+
+
+def test_words_beside_the_main_figure_are_those_of_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/results"))
+    figure, tables = importlib.import_module("main_figure"), importlib.import_module("tables")
+
+    def last(arm: str, file: str) -> float:
+        rows = [row["last"] for row in tables.read(tables.HERE / file) if row["arm"] == arm]
+        return sum(rows) / len(rows)
+
+    silos, few = (file for file, _, _ in figure.PANELS)
+    first_order = max(last(arm, silos) for arm in ("FedAdam", "FedAvgM", "FedVARP"))
+    best = max(value for arm, (value, *_) in figure.points(few).items() if arm != figure.OURS)
+    numbers = [
+        last(figure.OURS, silos) - last("L-BFGS (server)", silos),
+        last(figure.OURS, silos) - first_order,
+        figure.points(few)[figure.OURS][0] - best,
+    ]
+    told = [f"{number:.1f} points" if k != 1 else f"{number:.1f} above" for k, number in enumerate(numbers)]
+    text = " ".join((ROOT / "docs/index.md").read_text("utf-8").split())
+    assert [words for words in told if words not in text] == []
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"{numbers[1]:.1f} points above the best first-order rule" in readme
+    assert f"{numbers[2]:.1f} points above the best control" in readme
