@@ -163,6 +163,13 @@ def test_docs_link_to_files_and_sections_that_exist(page):
         assert not section or section in anchors(file.read_text("utf-8")), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_are_wrapped(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    long = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(("|", "<", "!"))]
+    assert long == []
+
+
 def test_anchors_follow_githubs_rule():
     text = "# `fipa run`, 2nd\n## Same\n```\n# no heading\n```\n## Same\n### A [link](x.md) -- and more\n"
     assert anchors(text) == {"fipa-run-2nd", "same", "same-1", "a-link----and-more"}
