@@ -123,7 +123,7 @@ def test_the_flower_app_on_a_superlink(app: Any, capsys: Any) -> None:
 
     config = {"strategy": "fipa", "nodes": 2, "rounds": 1}
     with Deployment(nodes=2) as deployment:
-        deployed = lines(deployment.run(APP, {"nodes": 2, "rounds": 1}, timeout=240))
+        deployed = lines(deployment.run(APP, {"nodes": 2, "rounds": 1}, timeout=500))
     app("server_app").app(LocalGrid(app("client_app").app, 2), Context(1, 1, {}, RecordDict(), config))
     assert lines(capsys.readouterr().out) == deployed
     assert lines("\n".join(deployed)) == lines(page_of("flower"))[:2]
