@@ -15,10 +15,12 @@ from rich.table import Table
 from bench.common import Record, gemm_speed
 from bench.fitting import fitting
 from bench.head import heads
+from bench.many import many
 from bench.pde import pdes
 from bench.rounds import rounds
 from bench.server import additive_memory, solves
 from bench.sketching import clients, sketches
+from bench.start import start
 
 PARTS = {
     "sketch": sketches,
@@ -29,6 +31,8 @@ PARTS = {
     "fitting": fitting,
     "pde": pdes,
     "rounds": rounds,
+    "start": start,
+    "many": many,
 }
 MARK = "<!-- measured -->"
 

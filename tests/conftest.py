@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from browsing import browser  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ from tiny import FIT, OWN_PROBLEM, TWO_ARMS, numbers, write
 from tiny import fipa as command
 
 import fipa
-from fipa.errors import EXTRAS, missing
+from fipa.errors import CALLED, EXTRAS, missing
 from fipa.federation.record import NUMBERS
 
 quietly = partial(fipa.run, quiet=True)
@@ -246,8 +246,10 @@ for module in {modules}:
     for name in [name for name in sys.modules if name.startswith("fipa.")]:
         del sys.modules[name]
     before, sys.modules[module] = sys.modules.get(module), None
+    sys.argv = ["fipa", "report", "nowhere"]
     try:
-        import fipa.cli
+        from fipa.cli import entry
+        entry()
     except (SystemExit, ImportError) as error:
         print(type(error).__name__, error)
     if before is None:
@@ -259,11 +261,12 @@ for module in {modules}:
 
 @pytest.mark.long
 def test_the_command_names_an_extra_only_if_it_is_missing() -> None:
-    done = python(WITHOUT.format(modules=["plotly", "pydantic", "fipa.report.words"]))
+    done = python(WITHOUT.format(modules=["plotly", "pydantic", "typer", "fipa.report.words"]))
     assert (done.returncode, done.stderr) == (0, "")
-    plotly, pydantic, ours = done.stdout.splitlines()
+    plotly, pydantic, typer, ours = done.stdout.splitlines()
     assert plotly == "SystemExit the command line needs plotly: pip install 'fipa[cli]'"
     assert pydantic == "SystemExit the command line needs pydantic: pip install 'fipa[cli]'"
+    assert typer == "SystemExit the command line needs typer: pip install 'fipa[cli]'"
     assert ours.startswith("ModuleNotFoundError")
 
 
@@ -277,5 +280,6 @@ def test_extras_are_those_of_the_package() -> None:
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     for extra, modules in EXTRAS.items():
         (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = ["))
-        assert all(f'"{module.replace("_", "-")}>=' in line for module in modules), extra
+        packages = [CALLED.get(module, module).replace("_", "-") for module in modules]
+        assert all(f'"{package}>=' in line.replace("_", "-") for package in packages), extra
         assert line.count(">=") == len(modules)

@@ -47,7 +47,11 @@ def gain(arms: dict[str, dict[int, Row]], ours: str, key: str) -> str:
     """By how much an arm is above the best control, paired by seed."""
     if ours not in arms:
         return ""
-    gains = differences(arms, ours, best_control(arms, key), key)
+    return told(differences(arms, ours, best_control(arms, key), key))
+
+
+def told(gains: list[float]) -> str:
+    """Paired gains as their mean, with a 95 % interval if there are several."""
     if len(gains) < 2:
         return f"{mean(gains):+.1f}"
     middle, half = interval(gains)
@@ -71,6 +75,39 @@ def table_1() -> list[str]:
                     cells += [gain(arms, PAPERS, key), gain(arms, OURS, key)]
                     cells.append(str(max(len(seeds) for seeds in arms.values())))
                 lines.append("| " + " | ".join(cells + [""] * (len(head) - len(cells))) + " |")
+    return lines
+
+
+LATE = 50  # rounds, of the controls that are in the running and of ours
+
+
+def score(row: Row) -> float:
+    """The better of the last five rounds and of the mean of the last ten models."""
+    return max(row["last_5"], row["averaged"])
+
+
+def late_cell(model: str, alpha: float) -> dict[str, dict[int, Row]]:
+    """What ran for 50 rounds of a cell, with its score."""
+    found: dict[str, dict[int, Row]] = {}
+    for arm, seeds in cell(model, alpha).items():
+        rows = {seed: row | {"score": score(row)} for seed, row in seeds.items() if row["rounds"] >= LATE}
+        if rows:
+            found[arm] = rows
+    return found
+
+
+def table_1_late() -> list[str]:
+    """The same cells after 50 rounds, averaged models included: the best control and ours."""
+    head = ["model, alpha", "control", "", OURS, "gain", "seeds"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for model, name in MODELS.items():
+        for alpha in ALPHAS:
+            arms = late_cell(model, alpha)
+            if OURS not in arms:
+                continue
+            best = best_control(arms, "score")
+            cells = [f"{name}, {alpha}", best, _shown(arms, best, "score"), _shown(arms, OURS, "score")]
+            lines.append("| " + " | ".join([*cells, gain(arms, OURS, "score"), str(len(arms[OURS]))]) + " |")
     return lines
 
 

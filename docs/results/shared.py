@@ -82,10 +82,11 @@ def main(name: str, directories: list[str]) -> None:
         costs = [statistics.mean(row[key] for row in seeds.values()) for key in ("up_p", "down_p", "seconds")]
         print(f"| {arm} | {len(seeds)} | {next(iter(seeds.values()))['rounds']} | " + " | ".join(cells), end=" | ")
         print(f"{costs[0]:.1f} | {costs[1]:.0f} | {costs[2]:.0f} |")
+    ours = arms.get(OURS, {})
     for arm, seeds in arms.items():
-        pairs = [(arms[OURS][seed], row) for seed, row in seeds.items() if seed in arms[OURS]]
+        pairs = [(ours[seed], row) for seed, row in seeds.items() if seed in ours]
         if arm != OURS and len(pairs) > 1:
-            gains = [max(ours["last_5"], ours["averaged"]) - max(a["last_5"], a["averaged"]) for ours, a in pairs]
+            gains = [max(b["last_5"], b["averaged"]) - max(a["last_5"], a["averaged"]) for b, a in pairs]
             gain, half = interval(gains)
             print(f"{OURS} above {arm}: {gain:+.2f} ± {half:.2f} ({len(gains)} seeds)")
 

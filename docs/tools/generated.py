@@ -180,7 +180,7 @@ def commands() -> str:
     """Every command with its arguments and options."""
     import typer.main
 
-    from fipa.cli import app
+    from fipa.cli.app import app
 
     return "\n".join(_command(typer.main.get_command(app), "fipa"))
 

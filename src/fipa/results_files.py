@@ -20,6 +20,7 @@ from fipa.federation.problem import Curves, Maps, Picture, Problem, Shares
 from fipa.federation.record import SERIES
 from fipa.federation.storage import Saved, write_json
 from fipa.kernels.small_cnn import COMPILED
+from fipa.machine import processor
 from fipa.report.files import FORMAT
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ def collect(run: Run, problem: Problem) -> dict[str, Any]:
         seeds = {str(seed): _curves(run, warmup.name, seed, saved) for seed, saved in loaded.items() if saved}
         results["warmup"] = {"name": warmup.name, "rounds": warmup.rounds, "seeds": seeds}
     return results
+
+
+def metric_of(problem: Problem) -> dict[str, str]:
+    """What a problem's metric is called, which way it should go, and on which scale."""
+    return {"name": problem.name, "goal": problem.goal, "scale": problem.scale}
 
 
 def write_views(run: Run, problem: Problem) -> None:
@@ -97,7 +103,7 @@ def _header(run: Run, problem: Problem) -> dict[str, Any]:
         "title": experiment.title or run.name,
         "description": experiment.description.strip(),
         "command": run.command,
-        "metric": {"name": problem.name, "goal": problem.goal, "scale": problem.scale},
+        "metric": metric_of(problem),
         "control": experiment.control,
         "reference": experiment.reference,
         "figure": experiment.figure,
@@ -105,7 +111,7 @@ def _header(run: Run, problem: Problem) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "small CNNs by": "numba" if COMPILED else "torch",  # which changes the last bits
-            "cpu": _processor(),
+            "cpu": processor(),
             "threads": experiment.engine.threads,
             "workers": experiment.engine.workers,
         },
@@ -144,11 +150,3 @@ def _view(picture: Picture, fits: dict[str, Any]) -> dict[str, Any]:
     values = {field.name: getattr(picture, field.name) for field in fields(picture) if field.name != "predict"}
     plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
     return {kind: plain | {"arms": fits}}
-
-
-def _processor() -> str:
-    """Name of the processor where the system tells it, as Linux does."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()

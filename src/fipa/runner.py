@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,9 +25,12 @@ from fipa.federation.parameters import save_theta
 from fipa.federation.problem import Problem
 from fipa.federation.record import RoundRecord, event
 from fipa.federation.storage import RunFolder, write_json
+from fipa.folders import ERROR, LOCK, arm_folder, warmup_folder
 from fipa.layout import parameters_of
 from fipa.report.files import FORMAT
-from fipa.results_files import write_results, write_views
+from fipa.results_files import metric_of, write_results, write_views
+
+PATIENCE = 0.5  # seconds to wait for the lock: those who only look whether it is held take it for a moment
 
 
 class Watcher(Protocol):
@@ -46,13 +48,20 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment in its directory; `given` makes the problem of a seed where that is not for the settings to say."""
+    """An experiment in its directory.
+
+    given
+        Makes the problem of a seed where that is not for the settings to say.
+    metric
+        What the problem's metric is called, and which way it should go: for those who watch.
+    """
 
     directory: Path
     name: str
     command: str
     experiment: Experiment
     given: ProblemFactory | None = None
+    metric: Mapping[str, str] | None = None
 
     @classmethod
     def new(
@@ -64,7 +73,8 @@ class Run:
         for arm in (*experiment.arms, *([experiment.warmup] if experiment.warmup is not None else [])):
             arm.participation.select(counts[:1] if arm.centralised else counts, 0, 1)
             parameters_of(problem.model, arm.params)
-        return cls(directory, name, command, resolved(experiment, problem.least_squares), given)
+        found = resolved(experiment, problem.least_squares)
+        return cls(directory, name, command, found, given, metric_of(problem))
 
     def factory(self) -> ProblemFactory:
         """Makes the problem of a seed."""
@@ -73,8 +83,10 @@ class Run:
     def start(self) -> None:
         """Write down what is to be run."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        content = {"format": FORMAT, "name": self.name, "command": self.command, "config": dump(self.experiment)}
-        content["sources"] = self._sources()
+        content = {
+            "format": FORMAT, "name": self.name, "command": self.command, "config": dump(self.experiment),
+            "metric": self.metric, "sources": self._sources(),
+        }  # fmt: skip
         write_json(self.directory / "run.json", content)
 
     @classmethod
@@ -106,10 +118,9 @@ class Run:
         """Where an arm's rounds on a seed are kept."""
         warmup = self.experiment.warmup
         if warmup is not None and arm == warmup.name:
-            return RunFolder(self.directory / "warmup" / f"seed-{seed}")
+            return RunFolder(warmup_folder(self.directory, seed))
         place = [a.name for a in self.experiment.arms].index(arm)
-        slug = re.sub(r"[^a-z0-9]+", "-", arm.lower()).strip("-")
-        path = self.directory / "arms" / f"{place:02d}-{slug}" / f"seed-{seed}"
+        path = arm_folder(self.directory, place, arm, seed)
         start = self.experiment.arms[place].start
         after = start if start is not None else warmup.rounds if warmup is not None else 0
         return RunFolder(path, self.experiment.reference is not None, after)
@@ -154,7 +165,8 @@ class Run:
     def execute(self, watcher: Watcher) -> dict[str, Any]:
         """Run what is left to run; write and return the results."""
         engine = self.experiment.engine
-        with self._lock(), Executor(self.factory(), engine.workers, engine.threads) as executor:
+        making = Executor(self.factory(), engine.workers, engine.threads)
+        with self._lock(), self._reason(), making as executor:
             problem = executor.site(Scope(self.experiment.seeds[0])).problem
             try:
                 for arm, seed in self._pairs(problem):
@@ -167,7 +179,7 @@ class Run:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Two processes in one directory would spoil it. The system drops the lock of a process that dies."""
-        lock = FileLock(self.directory / ".lock", blocking=False)
+        lock = FileLock(self.directory / LOCK, timeout=PATIENCE)
         try:
             lock.acquire()
         except Timeout as error:
@@ -176,6 +188,19 @@ class Run:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def _reason(self) -> Iterator[None]:
+        """Leave the reason on disk if the run breaks: those who watch cannot see the terminal."""
+        path = self.directory / ERROR
+        path.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            name = "" if isinstance(error, FipaError) else f"{type(error).__name__}: "
+            with suppress(OSError):
+                path.write_text(f"{name}{error}\n", "utf-8")
+            raise
 
     def _pairs(self, problem: Problem) -> Iterator[tuple[Arm, int]]:
         arms, seeds = self.experiment.build(problem.least_squares), self.experiment.seeds
@@ -247,7 +272,7 @@ def remove(directory: Path) -> None:
         raise FipaError(f"{directory / 'run.json'} is not a run of ours: choose another --out")
     for name in ("arms", "figures", "tensorboard", "warmup"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    for name in ("run.json", "results.json", "views.json", "summary.csv", "report.html", ".lock"):
+    for name in ("run.json", "results.json", "views.json", "summary.csv", "report.html", ERROR, LOCK):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -48,7 +48,7 @@ def test_levels() -> None:
 def test_features_before_relu_can_be_negative() -> None:
     """A level is what goes into a module: the features of the paper are taken before ReLU."""
     place = site()
-    _, (features,) = place._objectives[0].features(place.initial, place.clients[0].data[0], ("1",))
+    _, (features,) = place._objective(0).features(place.initial, place.clients[0].data[0], ("1",))
     torch.testing.assert_close(features, relu_network()[0](place.clients[0].data[0]))
     assert bool((features < 0).any())
 
@@ -58,7 +58,7 @@ def test_a_level_that_is_never_called() -> None:
     place.problem.model.add_module("aside", nn.ModuleList([nn.ReLU()]))
     place.problem.model.forward = lambda x: place.problem.model[2](torch.relu(place.problem.model[0](x)))  # type: ignore[method-assign]
     with pytest.raises(FipaError, match="'aside' is never called with a tensor"):
-        place._objectives[0].features(place.initial, place.clients[0].data[0], ("aside",))
+        place._objective(0).features(place.initial, place.clients[0].data[0], ("aside",))
 
 
 def test_least_squares_clients_are_refused() -> None:

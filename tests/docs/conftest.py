@@ -1,4 +1,4 @@
-"""The site, built once, and the browser of the report's tests."""
+"""The site, built once, and served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report.conftest import browser  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fipa.federation.basis import Basis, Move
-from fipa.federation.quadratics import OTHERS, UNTOLD, News, Quadratics
+from fipa.federation.quadratics import HEARSAY, OTHERS, UNTOLD, News, Quadratics
 
 P, K, CLIENTS = 9, 5, 4
 THETA = torch.zeros(P, dtype=torch.float64)
@@ -125,6 +125,16 @@ def test_clients_of_a_warm_up_have_a_gradient_and_no_curvature() -> None:
     assert bool((known.curvature(known.weights(9)) == 0).all())
     assert math.isnan(float(known.predicted(basis())[0]))
     assert known.weights(100, discount=0.5).tolist() == [1.0]  # nobody knows how old they are
+
+
+def test_clients_of_a_warm_up_count_for_less_beside_those_who_have_told_their_gradient() -> None:
+    here = torch.zeros(P)
+    none = Quadratics.none(here).widened(K)
+    told = none.told(News(0, 10, 0, here), News(1, 30, 0, here))
+    assert told.weights(1).tolist() == [0.25, 0.75]  # nobody has told more than others
+    told = told.told(News(1, 30, 1, here, loss=2.0))  # a gradient, with or without curvature
+    expected = torch.tensor([10 * HEARSAY, 30.0]).double() / (10 * HEARSAY + 30)
+    torch.testing.assert_close(told.weights(1), expected)
 
 
 def test_news_without_curvature_keep_the_one_told_before() -> None:

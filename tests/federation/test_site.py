@@ -11,6 +11,7 @@ from federation.cases import DOUBLE, START, alike, lines, mean_loss, numbers
 from fipa import ClientUpdate, Diverged, FipaError, Layout, Problem, RelativeThreshold, Residual, Sketch, sketch
 from fipa.clients.descent import SGD, Adam
 from fipa.clients.gauss_newton import GaussNewton
+from fipa.clients.objective import Objective
 from fipa.clients.scaffold import Scaffold
 from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
@@ -30,6 +31,30 @@ def test_groups_hold_neighbours_of_one_form() -> None:
     assert site.groups(range(6), 1) == [(i,) for i in range(6)]
     assert site.groups([0, 2, 5], 16) == [(0, 2, 5)]
     assert site.groups([], 16) == []
+
+
+def test_only_clients_that_are_asked_are_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only the latest stay so; those that come again give the same numbers."""
+    made: list[int] = []
+
+    def counted(model: nn.Module, layout: Layout, client: object, *more: object) -> Objective:
+        made.append(problem.clients.index(client))
+        return Objective(model, layout, client, *more)
+
+    monkeypatch.setattr("fipa.clients.objective.LATEST", 2)
+    problem = alike(0)
+    monkeypatch.setattr("fipa.clients.objective.Objective", counted)
+    site = Site(problem, 0)
+    assert made == []
+    theta = torch.tensor([0.3, 0.4], dtype=DOUBLE)
+    first = site.gradients((0, 3), theta)
+    assert made == [0, 3]
+    assert site.groups([3, 0, 3], 16) == [(3, 0, 3)]
+    assert made == [0, 3]
+    site.gradients((1, 2), theta)
+    assert site.groups([0, 3], 1) == [(0,), (3,)]
+    assert made == [0, 3, 1, 2, 0, 3]
+    assert torch.equal(site.gradients((0, 3), theta), first)
 
 
 @pytest.mark.parametrize("clients", [(0, 1, 2, 3), (3, 1), (2,)])
@@ -192,7 +217,7 @@ def test_losses_are_taken_in_evaluation_mode() -> None:
     expected = 0.5 * misfit(problem.model.eval(), x, x[:, 0]).square().mean().item()
     assert loss == pytest.approx(expected)
     problem.model.train()
-    expected_gradient = torch.func.grad(lambda t: site._objectives[0].loss(t, site._objectives[0].terms))
+    expected_gradient = torch.func.grad(lambda t: site._objective(0).loss(t, site._objective(0).terms))
     gradient = site.gradients((0,), site.initial)[0]
     assert not problem.model.training
     torch.testing.assert_close(gradient, expected_gradient(site.initial))

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fipa import Layout, parameters_of
 from fipa.data import Augment
-from fipa.kernels.small_cnn import BLOCK, SmallCNN, View
+from fipa.kernels.small_cnn import BLOCK, SmallCNN, View, classifier
 from fipa.models import cnn
 from kernels.cases import images, network, rng, small
 
@@ -53,6 +53,22 @@ def check(model: nn.Module, x: Tensor, y: Tensor, view: View | None = None, seen
 @pytest.mark.parametrize("n", [1, 7, 10, 23])
 def test_logits_loss_and_gradient(channels: list[int], pooled: list[bool], shape: tuple[int, int, int], n: int) -> None:
     check(network(channels, pooled, shape), *images(n, shape))
+
+
+@pytest.mark.parametrize("n", [1, BLOCK, BLOCK + 3])
+def test_a_classifier_is_the_model(n: int) -> None:
+    model, (x, _) = network([4, 3], [True, False], (2, 6, 6)), images(n, (2, 6, 6))
+    logits = classifier(model)
+    assert logits is not model
+    close(logits(x), model(x).detach())
+
+
+def test_what_the_loops_cannot_classify_is_left_to_torch() -> None:
+    other, broken = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), network([2], [True], (1, 4, 4))
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    for model in (other, broken, nn.Identity()):
+        assert classifier(model) is model
 
 
 @pytest.mark.parametrize("widths", [(3,), (4, 3), (6, 5, 3)])

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Browser
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fipa.federation.record import SERIES
 from fipa.report.data import averaged_name, load_results, summary
 from fipa.report.figures import LAYOUTS, write_figures
-from fipa.report.markup import final_table, table_note
+from fipa.report.html import environment
 from fipa.report.page import write_page
 from fipa.report.panels import AVERAGED, metric_curves
 from fipa.report.payload import LABELS, SCHEDULE, STEERING, arm_payload
 from fipa.report.style import arm_styles
-from report.conftest import Browser
+from fipa.report.tables import Table, final_table, table_note
 from report.example import record, results, write
 
 LINEAR = {"name": "test accuracy, %", "goal": "max", "scale": "linear"}
@@ -88,9 +89,13 @@ def test_their_name(arms: Any, name: str) -> None:
     assert averaged_name({"config": {"arms": arms}}) == name
 
 
+def rendered(table: Table) -> str:
+    return str(environment().get_template("report/macros.html").module.table(table))
+
+
 def test_the_table_has_them_in_the_second_line(run: Path) -> None:
     loaded = load_results(run)
-    html = final_table([(s.arm, loaded, s) for s in summary(loaded)])
+    html = rendered(final_table([(s.arm, loaded, s) for s in summary(loaded)]))
     fedavg, fipa, old = html.split("<tr>")[2:]
     assert '62.00\u00a0±\u00a02.83<span class="second">54.00\u00a0±\u00a02.83</span>' in fedavg
     assert '<td data-value="2">2</td>' in fedavg  # seeds
@@ -98,8 +103,8 @@ def test_the_table_has_them_in_the_second_line(run: Path) -> None:
     assert "second" not in old
     assert "Second line: the same of the mean of the last 10 models" in table_note([loaded])
     logarithmic = load_results(write(run / "log", content(metric={"name": "e", "goal": "min", "scale": "log"})))
-    assert '62 [60, 64]<span class="second">54 [52, 56]</span>' in final_table(
-        [(s.arm, logarithmic, s) for s in summary(logarithmic)]
+    assert '62 [60, 64]<span class="second">54 [52, 56]</span>' in rendered(
+        final_table([(s.arm, logarithmic, s) for s in summary(logarithmic)])
     )
 
 

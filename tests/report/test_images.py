@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fipa import cli
 from fipa.errors import FipaError
-from fipa.report import data, image_figures, markup, payload, scores, stages, statistics, words
+from fipa.report import data, image_figures, payload, scores, stages, statistics, tables, words
 from fipa.report.figures import LAYOUTS, write_figures
 from fipa.report.style import GREY, Style, arm_styles
 from report import example
@@ -120,12 +120,13 @@ def test_cells_of_the_table(tmp_path):
     assert words.means_against_control(loaded, rows["FedAvg"]) == "-"
     cell = words.means_against_control(loaded, rows["FedFisher"])
     assert cell.endswith("better in 2/3; over the 2 finite pairs of 3")
-    table = markup.final_table([(arm, loaded, s) for arm, s in rows.items()])
-    assert "1000\u00a0+\u00a015" in table
-    assert '<button type="button">last 5</button>' in table
-    assert "\u00a0±\u00a0" in table
-    assert table.count(">diverged<") == 3
-    note = markup.table_note([loaded])
+    table = tables.final_table([(arm, loaded, s) for arm, s in rows.items()])
+    texts = [text for row in table.rows for _, text in row]
+    assert "1000\u00a0+\u00a015" in texts
+    assert "last 5" in table.heads
+    assert any("\u00a0±\u00a0" in text for text in texts)
+    assert texts.count("diverged") == 3
+    note = tables.table_note([loaded])
     assert "(FedAvg): arm - control of the means over rounds" in note
     assert "warm-up + own" in note
 

@@ -6,7 +6,9 @@ import re
 import pytest
 
 from fipa.errors import FipaError
+from fipa.report.data import load_results
 from fipa.report.page import write_page
+from fipa.report.verdict import verdict
 from report import example
 
 HOSTILE = "<script>alert(1)</script>"
@@ -28,6 +30,7 @@ def opened(browser, full):
     """The full page, loaded once: a test puts back what it changes."""
     if browser.driver.current_url != full.as_uri():
         browser.open(full)
+        browser.unfold()
     return browser
 
 
@@ -50,13 +53,14 @@ def maps(browser, what):
     return browser.run(f"return [...document.querySelectorAll('.maps > div')].map(d => d.{what})")
 
 
-def test_sections_stand_in_order(opened):
+def test_sections_stand_in_order(opened, full):
     assert opened.texts("h1") == ["sin(2 pi x) from two halves"]
-    assert opened.texts("h2") == [
-        "Test MSE",
-        "Round by round",
-        "After the last round",
+    assert opened.texts("h2") == ["Test MSE", "The arms, best first", "Details", "How this was made"]
+    assert opened.texts("summary h3") == [
+        "In words",
+        "All numbers",
         "What it takes",
+        "Round by round",
         "Spectra of the clients",
         "Ranks and local steps of the clients",
         "Step control",
@@ -64,8 +68,8 @@ def test_sections_stand_in_order(opened):
         "Fit after the last round",
         "Gaussian mixture",
         "Events",
-        "How this was made",
     ]
+    assert opened.texts("p.verdict") == [verdict(load_results(full.parent.parent / "run"))]
     assert opened.texts("p.summary")[0].startswith("FIPA adaptive ends with the lowest median test MSE")
     levels = opened.run("return [...document.querySelectorAll('h1,h2,h3,h4')].map(h => Number(h.tagName[1]))")
     assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(levels))
@@ -118,11 +122,12 @@ def test_an_accuracy_opens_with_uplink(browser, tmp_path):
 
 def test_what_it_takes_is_folded_and_sorts(browser, tmp_path):
     browser.open(page(tmp_path, example.images()))
-    told = browser.texts("details summary")
+    browser.run("document.querySelector('details.reached').open = true")
+    told = browser.texts("details.reached > details > summary")
     assert told[1] == "test accuracy, % 50 or more: 3 of 5 arms, FIPA with the fewest bytes up, 3 MiB"
     assert not browser.run("return [...document.querySelectorAll('table.reach')].some(t => t.checkVisibility())")
-    browser.run("document.querySelectorAll('details')[1].open = true")
-    table = "details:nth-of-type(2) table.reach"
+    browser.run("document.querySelectorAll('details.reached > details')[1].open = true")
+    table = "details.reached > details:nth-of-type(2) table.reach"
     assert browser.run("return document.querySelector(arguments[0]).checkVisibility()", table)
     heads = ["arm", "round", "uplink MiB", "uplink + downlink MiB", "seconds", "seeds"]
     assert browser.texts(f"{table} thead th") == heads
@@ -132,7 +137,7 @@ def test_what_it_takes_is_folded_and_sorts(browser, tmp_path):
     assert browser.texts(f"{table} tbody tr:last-child td")[:4] == ["-"] * 4
     with browser.width(400):
         browser.open(tmp_path / "page.html")
-        browser.run("for (const part of document.querySelectorAll('details')) part.open = true")
+        browser.unfold()
         assert browser.run("return document.documentElement.scrollWidth") <= 400
 
 
@@ -157,10 +162,14 @@ def test_band_and_single_seeds_toggle(opened):
     assert (kinds().count("band"), kinds().count("seed")) == (5, 0)
 
 
-def test_legend_hides_an_arm_in_every_chart(opened):
+def test_legend_greys_an_arm_and_hides_it_in_other_charts(opened):
     opened.click(".legend button:nth-child(2)")
-    for chart in ("metric", "series"):
-        assert "FIPA low rank" not in {t["name"] for t in opened.traces(chart)}
+    assert "FIPA low rank" not in {t["name"] for t in opened.traces("series")}
+    kinds = [t["kind"] for t in opened.traces("metric") if t["name"] == "FIPA low rank"]
+    assert kinds == ["muted"]  # no band
+    opened.click("input[data-others]")
+    assert "FIPA low rank" not in {t["name"] for t in opened.traces("metric")}
+    opened.click("input[data-others]")
     assert opened.texts(".legend [aria-pressed=false]") == ["FIPA low rank"]
     opened.click(".legend button:nth-child(2)")
     assert "FIPA low rank" in medians(opened)
@@ -197,11 +206,12 @@ def test_gap_fit_and_maps(opened):
 @pytest.fixture
 def pde(browser, tmp_path):
     browser.open(page(tmp_path, example.pde_results("pde1d"), example.pde_views()))
+    browser.unfold()
     return browser
 
 
 def test_pointwise_errors_share_the_colours_and_the_legend(pde):
-    assert "Pointwise error: solution after the last round" in pde.texts("h2")
+    assert "Pointwise error: solution after the last round" in pde.texts("h3")
     assert pde.axis("error-0", "yaxis") == ("pointwise error", "log")
     colours = "return document.querySelector(`[data-chart='${arguments[0]}']`).data.map(t => [t.name, t.line.color])"
     *arms, target = pde.run(colours, "fit-0")
@@ -220,6 +230,7 @@ def test_views_without_a_target_show_the_solutions(browser, tmp_path):
     views["curves"]["regions"] = [[0.5, 1], [0, 0.5]]
     views["maps"]["boxes"] = [None, [0, 1, -1, 1]]
     browser.open(page(tmp_path, example.pde_results("pde2d"), views))
+    browser.unfold()
     assert browser.messages() == []
     assert [t["name"] for t in browser.traces("fit-0")] == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
     names = "return document.querySelector(\"[data-chart='fit-0']\").layout.annotations.map(a => [a.text, a.x])"
@@ -256,6 +267,7 @@ def test_maps_without_arms_are_the_target(browser, tmp_path):
     views = example.pde_views()
     views["maps"]["arms"] = {}
     browser.open(page(tmp_path, example.pde_results("pde2d"), views))
+    browser.unfold()
     assert maps(browser, "layout.title.text") == ["exact solution"]
 
 
@@ -265,13 +277,13 @@ def test_clicking_a_head_sorts_the_table(opened):
 
     heads = opened.texts(".final thead th")
     column = heads.index("final test MSE, median [range]") + 1
-    opened.click(f"thead th:nth-child({column}) button")
+    opened.click(f".final thead th:nth-child({column}) button")
     ascending = ["centralised GN", "FIPA adaptive", "FIPA low rank", "FedAvg", "FIPA as published"]
     assert arms() == ascending
-    opened.click(f"thead th:nth-child({column}) button")
+    opened.click(f".final thead th:nth-child({column}) button")
     assert arms() == ascending[::-1]
     assert opened.run("return document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "descending"
-    opened.click("thead th:last-child button")  # the control has no value there: last
+    opened.click(".final thead th:last-child button")  # the control has no value there: last
     assert arms()[-1] == "FedAvg"
 
 
@@ -286,6 +298,102 @@ def test_the_page_fits_a_phone(browser, full):
         browser.open(full)
         assert browser.run("return innerWidth") == 400
         assert browser.run("return document.documentElement.scrollWidth") <= 400
+        scrolls = "const box = document.querySelector('.main').parentElement; return box.scrollWidth > box.clientWidth"
+        assert not browser.run(scrolls)  # rows are cards there
+
+
+def many(tmp_path):
+    """Fourteen arms, of which the last is the control and one before it the best."""
+    arms = {f"arm {k}": {"0": example.record([40.0 + k, 50.0 + k])} for k in range(13)}
+    arms["FedAvg"] = {"0": example.record([40.0, 41.0])}
+    return page(tmp_path, example.results(arms, metric=dict(example.ACCURACY)))
+
+
+def test_of_many_arms_the_control_and_the_best_are_in_colour(browser, tmp_path):
+    browser.open(many(tmp_path))
+    best = ["arm 8", "arm 9", "arm 10", "arm 11", "arm 12", "FedAvg"]
+    assert browser.texts(".legend [aria-pressed=true]") == best
+    assert browser.texts(".legend button")[:6] == best  # those in grey follow
+    assert len(browser.texts(".legend [aria-pressed=false]")) == 8
+    assert list(medians(browser)) == best  # drawn above the others
+    assert [t["kind"] for t in browser.traces("metric")][:8] == ["muted"] * 8
+    looks = browser.run(
+        "return document.querySelector('[data-chart=metric]').data.filter(t => t.meta === 'median')"
+        ".map(t => `${t.line.color} ${t.line.dash}`)"
+    )
+    assert len(set(looks)) == 6
+    assert all(look.endswith("solid") for look in looks)
+    browser.click(".legend button:nth-child(7)")
+    assert list(medians(browser)) == ["arm 0", *best]
+    browser.click("[data-colour=none]")
+    assert not medians(browser)
+    browser.click("[data-colour=all]")
+    assert len(medians(browser)) == 14
+    browser.click("[data-colour=best]")
+    assert list(medians(browser)) == best
+
+
+def test_light_and_dark_by_a_switch_and_white_on_paper(browser, tmp_path):
+    paper = "return document.querySelector('[data-chart=metric]')._fullLayout.paper_bgcolor"
+    browser.open(many(tmp_path))
+    assert browser.texts("[data-theme-choice][aria-pressed=true]") == ["auto"]
+    for theme, colour in (("dark", "#15181c"), ("light", "#ffffff"), ("dark", "#15181c")):
+        browser.click(f"[data-theme-choice={theme}]")
+        assert browser.run(paper) == colour
+        assert browser.texts("[data-theme-choice][aria-pressed=true]") == [theme]
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(paper) == "#ffffff"
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(paper) == "#15181c"
+    browser.open(tmp_path / "page.html")
+    assert browser.run(paper) == "#15181c"  # kept
+    browser.click("[data-theme-choice=auto]")
+    assert browser.run(paper) == "#ffffff"
+
+
+def test_all_can_be_reached_by_keyboard(browser, tmp_path):
+    from selenium.webdriver import ActionChains, Keys
+
+    def press(*keys):
+        ActionChains(browser.driver).send_keys(*keys).perform()
+
+    def focused():
+        return browser.run("return document.activeElement.textContent.trim()")
+
+    browser.open(many(tmp_path))
+    seen = []
+    for _ in range(60):
+        press(Keys.TAB)
+        seen.append(focused())
+        if focused() == "How this was made":
+            break
+    order = ["Skip to the content", "auto", "dark", "uplink", "rounds", "linear", "arm 12", "FedAvg", "arm 0", "best"]
+    places = [seen.index(text) for text in [*order, "In words", "All numbers", "How this was made"]]
+    assert places == sorted(places)
+    press(Keys.ENTER)
+    assert browser.run("return document.querySelector('.provenance').open")
+    assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.run("document.querySelector('.legend button').focus()")
+    press(Keys.SPACE)
+    assert focused() == "arm 8"  # the legend keeps the focus
+    assert "arm 8" not in medians(browser)
+
+
+def test_folded_charts_are_drawn_when_they_are_unfolded(browser, full):
+    browser.open(full)
+    drawn = "return [...document.querySelectorAll('.chart, .maps > div')].filter(b => b.data).map(b => b.dataset.chart)"
+    assert browser.run(drawn) == ["metric"]
+    browser.unfold()
+    assert len(browser.run(drawn)) > 6
+    browser.click("[data-block=series] summary")
+    browser.click(".legend button:nth-child(2)")
+    browser.click("[data-block=series] summary")
+    wait = "return !document.querySelector('[data-chart=series]').data.some(t => t.name === 'FIPA low rank')"
+    for _ in range(100):  # the event that unfolds comes later
+        if browser.run(wait):
+            break
+    assert browser.run(wait)
+    browser.click(".legend button:nth-child(2)")
 
 
 def test_names_from_the_data_are_text(browser, tmp_path):
@@ -305,6 +413,7 @@ def test_names_from_the_data_are_text(browser, tmp_path):
         "Page.addScriptToEvaluateOnNewDocument", {"source": "window.alerts = []; window.alert = (m) => alerts.push(m)"}
     )
     browser.open(written)
+    browser.unfold()
     assert browser.run("return window.alerts") == []
     assert browser.texts("h1") == [f"{HOSTILE} & </pre> <!-- title"]
     assert HOSTILE in browser.texts("tbody th")
@@ -321,11 +430,14 @@ def test_runs_with_the_same_metric_share_the_charts(browser, tmp_path):
     first = example.write(tmp_path / "first", example.full(2, 6))
     second = example.write(tmp_path / "second", example.full(1, 9) | {"experiment": "fit-sin4"}, example.views())
     browser.open(write_page([first, second], tmp_path / "two.html"))
+    browser.unfold()
     assert browser.texts("h1") == ["2 runs side by side"]
     assert len(browser.texts("[data-section]")) == 1
     assert {"fit-sin2: FedAvg", "fit-sin4: FedAvg"} <= medians(browser).keys()
+    assert len(browser.texts("p.verdict")) == 2
     assert len(browser.texts("p.summary")) == 2
     assert len(browser.texts(".final tbody tr")) == 10
+    assert {t["kind"] for t in browser.traces("metric") if t["name"] == "fit-sin4: FIPA as published"} == {"muted"}
     assert "fit-sin4: FIPA adaptive" in {t["name"] for t in browser.traces("fit-1")}
 
 
@@ -350,25 +462,22 @@ def test_other_metrics_get_a_section_of_their_own(browser, tmp_path):
 def test_nulls_one_seed_and_nothing_optional(browser, tmp_path):
     arms = {"A": {"0": {"metric": [0.3, None, 0.1]}}, "B": {"0": {"metric": [None], "status": "diverged"}}}
     browser.open(page(tmp_path, example.results(arms, control=None, machine={})))
-    assert browser.texts("h2") == ["Test MSE", "After the last round", "What it takes", "How this was made"]
+    assert browser.texts("h2") == ["Test MSE", "The arms, best first", "Details", "How this was made"]
+    assert browser.texts("summary h3") == ["In words", "All numbers", "What it takes"]
     assert medians(browser)["A"]["y"] == [None, 0.3, None, 0.1]
     assert browser.texts("[data-axis]") == ["rounds"]
-    assert "diverged" in browser.texts("tbody tr")[1]
+    assert "diverged" in browser.texts(".main tbody tr")[1]
+    assert "diverged" in browser.texts(".final tbody tr")[1]
     assert "Diverged: B in 1 of 1 seed." in browser.texts("p.summary")[0]
 
 
 def test_a_run_in_two_stages(browser, tmp_path):
     browser.open(page(tmp_path, example.images(), example.shares()))
+    browser.unfold()
     assert browser.messages() == []
-    assert browser.texts("h2") == [
-        "Test accuracy, %",
-        "Warm-up",
-        "Round by round",
-        "The arms in numbers",
-        "What it takes",
-        "Classes of the clients",
-        "How this was made",
-    ]
+    assert browser.texts("h2") == ["Test accuracy, %", "The arms, best first", "Details", "How this was made"]
+    folded = ["In words", "All numbers", "What it takes", "Warm-up", "Round by round", "Classes of the clients"]
+    assert browser.texts("summary h3") == folded
     browser.click("[data-axis=rounds]")
     drawn = medians(browser)["FIPA"]
     assert (drawn["x"][0], drawn["x"][-1], drawn["y"][0]) == (1000, 1015, 41.76)
@@ -385,9 +494,9 @@ def test_a_run_in_two_stages(browser, tmp_path):
     assert totals["y"] == [sum(row) for row in example.shares()["shares"]["counts"]]
     numbers = browser.run("return document.querySelector(\"[data-chart='shares-0']\").data[0].text")
     assert numbers[0][0] == "125"
-    heads = browser.texts("thead th")
+    heads = browser.texts(".final thead th")
     assert heads[:7] == ["arm", "rounds", "seeds", "max", "mean", "last 5", "last"]
-    browser.click("thead th:nth-child(5) button")  # worst first: one that diverged is the worst
+    browser.click(".final thead th:nth-child(5) button")  # worst first: one that diverged is the worst
     assert browser.texts(".final tbody th") == ["FedFisher", "FedAvg", "FedProx", "FIPA, 200 eigenpairs", "FIPA"]
     with browser.width(400):
         browser.open(tmp_path / "page.html")
@@ -399,6 +508,7 @@ def test_an_ablation_of_100_clients_with_gaps(browser, tmp_path):
     for record in content["arms"]["FIPA (from 300)"].values():
         record["metric"] = [v if k % 5 == 4 else None for k, v in enumerate(record["metric"])]
     browser.open(page(tmp_path, content, example.shares(100, 200)))
+    browser.unfold()
     browser.click("[data-axis=own]")
     assert browser.axis("metric", "xaxis")[0] == "rounds<br>since the start of refinement"
     arm = {t["kind"]: t for t in browser.traces("metric") if t["name"] == "FIPA (from 300)"}
@@ -428,7 +538,7 @@ def test_few_events_are_listed(tmp_path):
 
 def test_without_toml_the_configuration_is_json(tmp_path):
     content = example.results({"A": {"0": example.record([0.1])}}) | {"config_toml": ""}
-    assert "&quot;rounds&quot;: 30" in page(tmp_path, content).read_text()
+    assert "&#34;rounds&#34;: 30" in page(tmp_path, content).read_text()
 
 
 def test_the_data_are_strict_json_and_plotly_is_embedded_once(full):

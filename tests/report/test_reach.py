@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fipa.report import markup
+from fipa.report import html, tables
 from fipa.report.reach import LEVELS, Reach, levels, reach, round_levels
 from report import example
 
@@ -103,14 +103,18 @@ def test_the_tables():
             "<FIPA>": seeds([50.0, 56.0], averaged_metric=[40.0, 51.0], uplink_bytes=[2**21] * 2),
         }
     )
-    html = markup.reach_tables([(arm, run, arm) for arm in run["arms"]], [45.0, 50.0])
-    first, second = html.split("<details>")[1:]
+    entries = [(arm, run, arm) for arm in run["arms"]]
+    first, second = map(rendered, tables.reach_tables(entries, [45.0, 50.0]))
     assert "test accuracy, % 45 or more: 2 of 2 arms, FedAvg with the fewest bytes up, 2 MiB</summary>" in first
     assert "50 or more: 1 of 2 arms, &lt;FIPA&gt; with the fewest bytes up, 2 MiB</summary>" in second
     fedavg, fipa = second.split("<tr>")[2:]
     assert fedavg.count('data-value="inf">-</td>') == 4
     assert '<td data-value="1.0">1<span class="second">2</span></td>' in fipa  # the average a round later
     assert '<td data-value="2.5">2.5<span class="second">5</span></td>' in fipa
-    assert "Second line" in html
-    nothing = markup.reach_tables([("FedAvg", run, "FedAvg")], [50.0])
-    assert "0 of 1 arms</summary>" in nothing
+    assert "Second line" in tables.reach_note(entries)
+    (nothing,) = tables.reach_tables([("FedAvg", run, "FedAvg")], [50.0])
+    assert nothing.line.endswith("0 of 1 arms")
+
+
+def rendered(fold):
+    return str(html.environment().get_template("report/macros.html").module.fold(fold))

@@ -8,7 +8,8 @@ the cost of running the transformations anew in every step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from fipa.kernels.small_cnn import SmallCNN, View
 from fipa.layout import Layout
 
 Traces = dict[object, Callable[..., Tensor]]
+LATEST = 256  # clients whose objectives are kept
 Terms = tuple[Any, ...]  # one pytree of tensors per term of the loss, with the examples along the first axis
 
 
@@ -37,13 +39,19 @@ class Objective:
     `small`, a faster way to its loss and gradient, and the memory that it works in.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, client: Client, small: SmallCNN | None = None) -> None:
-        params = dict(model.named_parameters())
-        self._call = model_caller(model, {name: params[name] for name in layout.names})
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        client: Client,
+        small: SmallCNN | None = None,
+        call: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self._call = _caller(model, layout) if call is None else call
         self._layout = layout
         self._model = model
         self._client = client
-        self._like = params[layout.names[0]]
+        self._like = model.get_parameter(layout.names[0])
         self._terms = None if client.transform else self._prepare(client.data)
         functions = tuple(r.function for r in client.data) if client.loss == "least_squares" else (client.loss,)
         stored = self._terms or (client.data,)
@@ -129,6 +137,20 @@ class Objective:
                 raise FipaError(f"the model returns {tuple(z.shape)} for targets y of {tuple(y.shape)}: reshape y")
             return 0.5 * (z - y).square().sum() / len(y)
         return cross_entropy(model(x), y)
+
+
+def objectives(
+    model: nn.Module, layout: Layout, clients: Mapping[int, Client], small: SmallCNN | None = None
+) -> Callable[[int], Objective]:
+    """Makes the objective of a client when it is asked for, and keeps the latest: of many clients, few may be asked."""
+    call = _caller(model, layout)
+    return lru_cache(LATEST)(lambda client: Objective(model, layout, clients[client], small, call))
+
+
+def _caller(model: nn.Module, layout: Layout) -> Callable[..., Tensor]:
+    """Calls the model with other parameters than its own."""
+    params = dict(model.named_parameters())
+    return model_caller(model, {name: params[name] for name in layout.names})
 
 
 def _shifts_only(augment: object) -> bool:

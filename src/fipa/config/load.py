@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,12 @@ from pydantic import ValidationError
 from fipa.config.arms import tables
 from fipa.config.errors import ConfigError, explain, sentence
 from fipa.config.schema import Experiment
+from fipa.shipped import OWN_PROBLEM, SHIPPED, names
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-SHIPPED = resources.files("fipa") / "experiments"
-OWN_PROBLEM = "own-problem"  # the arms for a Python file that brings a problem only
-
-
-def names() -> list[str]:
-    """The experiments that come with the package."""
-    found = [entry.name.removesuffix(".toml") for entry in SHIPPED.iterdir() if entry.name.endswith(".toml")]
-    return sorted(name for name in found if name != OWN_PROBLEM)
 
 
 def load(

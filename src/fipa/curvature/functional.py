@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fipa.compiler import postpone
 from fipa.curvature.data import cast
 
 Params = Mapping[str, Tensor]
+postpone()  # derivatives of such functions would import it
 
 
 @contextmanager

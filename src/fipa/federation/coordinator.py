@@ -124,9 +124,10 @@ class _Round:
     def run(self) -> Conversation[tuple[State, RoundRecord]]:
         self._enter_stage()
         there = yield Ask(self.k, (), Who())
-        self.population = len(there.values)
+        everybody = list(there.values)
+        self.population = len(everybody)
         chosen = self.arm.participation.select(list(there.values.values()), self.seed, self.k)
-        clients = untold(self.stage.rule, self.state.rule_state, [list(there.values)[place] for place in chosen])
+        clients = untold(self.stage.rule, self.state.rule_state, [everybody[place] for place in chosen])
         if chosen and not clients:
             self._say(None, f"all of this round's clients have told what they know: {STAYS}")
             outcome = Outcome(control_value=self.state.control_value)

@@ -41,8 +41,9 @@ class Participation:
         if self.count > len(num_examples):
             raise FipaError(f"participation: count = {self.count}, but there are only {len(num_examples)} clients")
         generator = generator_for(seed, "select", round_number)
-        weights = num_examples if self.kind == "weighted" else [1] * len(num_examples)
-        chances = torch.tensor(weights, dtype=torch.float64)
+        chances = torch.ones(len(num_examples), dtype=torch.float64)
+        if self.kind == "weighted":
+            chances = torch.tensor(num_examples, dtype=torch.float64)
         return sorted(torch.multinomial(chances, self.count, generator=generator).tolist())
 
 

@@ -20,6 +20,7 @@ from fipa.federation.basis import Basis
 
 UNTOLD = -1  # the round of a client whose curvature nobody knows
 OTHERS = -1  # the id of clients that are remembered as one
+HEARSAY = 0.1  # weight of a client that is known from a warm-up only, beside those that have told their gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +221,12 @@ class Quadratics:
         return replace(self, moves=self.moves + step.to(self.moves))
 
     def weights(self, now: int, discount: float = 1.0) -> Tensor:
-        """Shares that add up to 1: examples, times `discount` to the power of the rounds since a client's visit."""
+        """Shares that add up to 1: examples, times `discount` to the power of the rounds since a client's visit.
+
+        The update of a warm-up is far shorter than a gradient: a client that is known by that alone counts for less.
+        """
         raw = self.examples.double() * discount ** (now - self.visits).double()
+        raw = torch.where((self.rounds == UNTOLD) & self.losses.isnan(), HEARSAY * raw, raw)
         return raw / raw.sum()
 
     def pull(self, basis: Basis, weights: Tensor, trained: bool) -> tuple[Tensor, Tensor]:

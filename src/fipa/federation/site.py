@@ -15,7 +15,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client, united
 from fipa.clients.descent import Descent
 from fipa.clients.gradient import FullGradient
-from fipa.clients.objective import Objective, StackedObjective, Traces
+from fipa.clients.objective import StackedObjective, Traces, objectives
 from fipa.clients.rule import LocalRule, LocalWork, Memory
 from fipa.coding import Coded, whole_of
 from fipa.curvature.basis import BasisCurvature
@@ -65,21 +65,18 @@ class Site:
     def _take(self, clients: Sequence[Client]) -> None:
         here = (united(clients),) if self._centralised else clients
         self.clients: dict[int, Client] = dict(zip(self._ids, here, strict=True))
-        self._objectives = {
-            number: Objective(self.problem.model, self.problem.layout, client, self._small)
-            for number, client in self.clients.items()
-        }
+        self._objective = objectives(self.problem.model, self.problem.layout, self.clients, self._small)
         self._stacks: dict[tuple[int, ...], StackedObjective] = {}
 
     def _turn(self, round_number: int) -> None:
         """Have the data of that round, if they change with the rounds."""
         if self.problem.resample is not None and round_number != self._round:
-            forms = [objective.form for objective in self._objectives.values()]
+            forms = [self._objective(client).form for client in self._ids]
             fresh = [Client.of(one) for one in self.problem.resample(round_number)]
             fits = len(fresh) == len(self.problem.clients)
             if fits:
                 self._take(fresh)
-            if not fits or [objective.form for objective in self._objectives.values()] != forms:
+            if not fits or [self._objective(client).form for client in self._ids] != forms:
                 raise FipaError(f"resample({round_number}) returned data of another form than the problem's clients")
             self._round = round_number
 
@@ -88,7 +85,7 @@ class Site:
         groups: list[tuple[int, ...]] = []
         for client in clients:
             last = groups[-1] if groups else ()
-            alike = bool(last) and self._objectives[last[0]].form == self._objectives[client].form
+            alike = bool(last) and self._objective(last[0]).form == self._objective(client).form
             if alike and len(last) < size:
                 groups[-1] = (*last, client)
             else:
@@ -124,7 +121,7 @@ class Site:
         self._turn(round_number)
         self.problem.model.eval()
         with torch.no_grad():
-            return torch.stack([self._objectives[client].bend(theta, direction) for client in clients])
+            return torch.stack([self._objective(client).bend(theta, direction) for client in clients])
 
     def curvatures(
         self,
@@ -201,7 +198,7 @@ class Site:
     def _stack(self, clients: Sequence[int]) -> StackedObjective:
         key = tuple(clients)
         if key not in self._stacks:
-            stack = StackedObjective([self._objectives[client] for client in clients], self._traces)
+            stack = StackedObjective([self._objective(client) for client in clients], self._traces)
             while self._stacks and stack.nbytes + sum(kept.nbytes for kept in self._stacks.values()) > KEPT:
                 self._stacks.pop(next(iter(self._stacks)))  # with partial participation, few come again soon
             self._stacks[key] = stack
@@ -259,7 +256,7 @@ class Site:
         notes: Mapping[int, list[str]],
     ) -> list[int]:
         if order.adaptive_steps is None or not isinstance(rule, Descent):
-            return [rule.steps_for(self._objectives[client].lengths[0]) for client in clients]
+            return [rule.steps_for(self._objective(client).lengths[0]) for client in clients]
         assert gradients is not None
         steps = []
         for client, gradient in zip(clients, gradients, strict=True):

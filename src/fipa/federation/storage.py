@@ -13,6 +13,7 @@ from fipa.errors import FipaError
 from fipa.federation.checkpoint import load_state, save_state
 from fipa.federation.coordinator import State
 from fipa.federation.record import RoundRecord
+from fipa.folders import HISTORY
 
 
 class Saved(NamedTuple):
@@ -39,7 +40,7 @@ class RunFolder:
     @property
     def history(self) -> Path:
         """One JSON object per round."""
-        return self.path / "history.jsonl"
+        return self.path / HISTORY
 
     @property
     def checkpoint(self) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,22 +10,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from flwr.app import MetricRecord
 from flwr.common.logger import log
 
-from fipa import __version__
 from fipa.errors import FipaError
 from fipa.federation.coordinator import State
-from fipa.federation.record import SERIES, RoundRecord, event
+from fipa.federation.record import RoundRecord, event
 from fipa.federation.storage import write_json
-from fipa.report.files import FORMAT
+from fipa.report.flower import CENTRAL, EVALUATE, TRAIN, flower_results
 
-TRAIN, EVALUATE, CENTRAL = "train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"
 KEPT = 10_000  # events
 GROWTH = 1.5  # of the loss above the lowest so far: an alarm
 LEAP = 10.0  # of the step's length above what is usual: an alarm
-RISING = ("acc", "f1", "auc", "score", "precision", "recall")  # in the name of a metric: more is better
 COLUMNS = (
     ("round", 5), ("clients", 7), ("late", 4), ("missed", 6), ("refused", 7), ("loss", 9), ("after", 9), ("trials", 6),
     ("step", 9), ("MiB up", 8), ("MiB down", 8), ("trips", 5), ("seconds", 8),
@@ -131,28 +126,11 @@ class Journal:
         self.metrics = dict(content.get("metrics", {}))
         self.records = [RoundRecord.of(record) for record in content.get("records", [])]
 
-    def write_results(self, folder: Path, title: str, seed: int, finished: bool, settings: Mapping[str, str]) -> None:
-        """results.json, of which `fipa report` makes the page."""
-        kind = next((kind for kind in (CENTRAL, EVALUATE) if any(self.metrics.get(kind, {}).values())), None)
-        rows = {} if kind is None else self.metrics[kind]
-        name = next((name for numbers in rows.values() for name, value in numbers.items() if _is_number(value)), "loss")
-        values = {k: numbers.get(name) for k, numbers in rows.items()}
-        rounds = [record.plain() for record in self.records]
-        curves: dict[str, Any] = {key: [content[key] for content in rounds] for key in SERIES}
-        curves["metric"] = [values.get(r.round) if kind else _either(r.loss_after, r.loss) for r in self.records]
-        curves |= {"status": "finished" if finished else "running", "after": 0, "initial_metric": values.get(0)}
-        curves["events"] = [happened for record in self.records for happened in record.events]
-        goal = "max" if any(part in name.lower() for part in RISING) else "min"
-        machine = {"python": platform.python_version(), "torch": torch.__version__}
+    def write_results(self, folder: Path, title: str, seed: int, last: int, settings: Mapping[str, str]) -> None:
+        """results.json, of which `fipa report` makes the page; `last` is the number of the last round."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(
-            folder / "results.json",
-            {
-                "format": FORMAT, "fipa": __version__, "experiment": "flower", "title": title, "machine": machine,
-                "metric": {"name": name, "goal": goal, "scale": "linear"}, "config": dict(settings),
-                "arms": {title: {str(seed): curves}},
-            },
-        )  # fmt: skip
+        content = flower_results(self.records, self.metrics, title, seed, last, settings)
+        write_json(folder / "results.json", content)
 
 
 def row(record: RoundRecord) -> str:
@@ -187,11 +165,3 @@ def _who(happened: Mapping[str, Any]) -> str:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _either(first: float | None, second: float | None) -> float | None:
-    return second if first is None else first
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

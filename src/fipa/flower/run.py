@@ -16,9 +16,9 @@ from torch import Tensor
 from fipa.errors import FipaError
 from fipa.federation.coordinator import Coordinator
 from fipa.federation.engine import carry
-from fipa.flower.journal import CENTRAL, EVALUATE, TRAIN
 from fipa.flower.names import Names
 from fipa.flower.transport import Cargo, OtherNames, Patience
+from fipa.report.flower import CENTRAL, EVALUATE, TRAIN
 
 if TYPE_CHECKING:
     from fipa.flower.strategy import FIPA
@@ -110,13 +110,13 @@ class Run:
         """Write down what a round has come to, and stop if too many came to nothing."""
         strategy, settings = self._strategy, self._fixed | self._free
         strategy.checkpoints.save(
-            self.state, self._journal.best, settings=settings, **self._journal.plain(),
+            self.state, self._journal.best, settings=settings, last=self._last, **self._journal.plain(),
             names=(list(self._names.trained), list(self._names.averaged), dict(self._names.tied)),
             shapes={name: list(tensor.shape) for name, tensor in self._initial.items()},
         )  # fmt: skip
         if strategy.output is not None:
-            finished = self.state.round_number == self._last
-            self._journal.write_results(strategy.output, type(strategy).__name__, strategy.seed, finished, settings)
+            title = type(strategy).__name__
+            self._journal.write_results(strategy.output, title, strategy.seed, self._last, settings)
         self._journal.check_progress(strategy.stop_after)
 
     def rounds(self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> Result:

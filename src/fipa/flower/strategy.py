@@ -30,7 +30,7 @@ from fipa.federation.stage import Control
 from fipa.flower.answer import Limits, judgements
 from fipa.flower.checkpoints import Checkpoints
 from fipa.flower.codec import Precision, check_precision
-from fipa.flower.journal import EVALUATE, TRAIN, Journal
+from fipa.flower.journal import Journal
 from fipa.flower.request import OBJECTIVE
 from fipa.flower.roster import Roster, collect, post
 from fipa.flower.run import Run
@@ -38,6 +38,7 @@ from fipa.flower.settings import check, main_stage, settings_of, warmup_stage, w
 from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
 from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
+from fipa.report.flower import ENDLESS, EVALUATE, TRAIN
 
 OURS = ("configure_train", "aggregate_train")  # of Flower's strategies, which a coordinator does instead
 
@@ -226,7 +227,7 @@ class FIPA(FedAvg):
         The config may change from round to round. The arrays may not: they are what the last round has come to.
         """
         if self._run is None:
-            self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), 10**9, self.patience, config)
+            self._run = Run(self, grid, dict(arrays.to_torch_state_dict()), ENDLESS, self.patience, config)
         self._run.alone(arrays, config)
         return []
 

@@ -126,41 +126,117 @@ def convolve_rows(x, dy, dw, n):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, cache=True)
-def pool(y, z, place, n, border):  # type: ignore[no-untyped-def]
-    """Z = the largest of each 2x2 square of y, or 0, at an offset of `border`; place: which of the four, 4 for none."""
-    for c in range(place.shape[0]):
-        for h in range(place.shape[1]):
-            for w in range(place.shape[2] // n):
-                u, v = slice(2 * w * n, (2 * w + 1) * n), slice((2 * w + 1) * n, (2 * w + 2) * n)
-                y0, y1, y2, y3 = y[c, 2 * h, u], y[c, 2 * h, v], y[c, 2 * h + 1, u], y[c, 2 * h + 1, v]
-                out, which = z[c, h + border, (w + border) * n :], place[c, h, w * n :]
-                for t in range(n):
-                    best, k = F(0), INT(4)
-                    k = INT(0) if y0[t] > best else k
-                    best = max(best, y0[t])
-                    k = INT(1) if y1[t] > best else k
-                    best = max(best, y1[t])
-                    k = INT(2) if y2[t] > best else k
-                    best = max(best, y2[t])
-                    k = INT(3) if y3[t] > best else k
-                    out[t] = max(best, y3[t])
-                    which[t] = k
+def _pool_row(top, low, z, place, n):  # type: ignore[no-untyped-def]
+    """Z = the largest of each 2x2 square of two rows, or 0; place: which of the four, 4 for none."""
+    for w in range(place.shape[0] // n):
+        u, v = slice(2 * w * n, (2 * w + 1) * n), slice((2 * w + 1) * n, (2 * w + 2) * n)
+        y0, y1, y2, y3 = top[u], top[v], low[u], low[v]
+        out, which = z[w * n :], place[w * n :]
+        for t in range(n):
+            best, k = F(0), INT(4)
+            k = INT(0) if y0[t] > best else k
+            best = max(best, y0[t])
+            k = INT(1) if y1[t] > best else k
+            best = max(best, y1[t])
+            k = INT(2) if y2[t] > best else k
+            best = max(best, y2[t])
+            k = INT(3) if y3[t] > best else k
+            out[t] = max(best, y3[t])
+            which[t] = k
 
 
 @njit(fastmath=True, cache=True)
+def _unpool_row(g, place, top, low, n):  # type: ignore[no-untyped-def]
+    """Gradient of `_pool_row` in its two rows."""
+    for w in range(place.shape[0] // n):
+        u, v = slice(2 * w * n, (2 * w + 1) * n), slice((2 * w + 1) * n, (2 * w + 2) * n)
+        d0, d1, d2, d3, slope, which = top[u], top[v], low[u], low[v], g[w * n :], place[w * n :]
+        for t in range(n):
+            d0[t] = slope[t] if which[t] == 0 else F(0)
+            d1[t] = slope[t] if which[t] == 1 else F(0)
+            d2[t] = slope[t] if which[t] == 2 else F(0)
+            d3[t] = slope[t] if which[t] == 3 else F(0)
+
+
+@njit(fastmath=True, cache=True)
+def convolve_pool(x, w, z, place, pair, n, border):  # type: ignore[no-untyped-def]
+    """`convolve`, then the largest of each 2x2 square, or 0, into z at an offset of `border`.
+
+    Two rows of two channels at a time, in `pair` (2, 2, W n): what is in between never leaves the cache.
+    """
+    channels, m = place.shape[0], pair.shape[2]
+    y0, y1, z0, z1 = pair[0, 0], pair[0, 1], pair[1, 0], pair[1, 1]
+    for c in range(0, channels, 2):
+        d = min(c + 1, channels - 1)
+        for h in range(place.shape[1]):
+            pair[:] = 0
+            for k in range(x.shape[0]):
+                a, b = w[c, k], w[d, k]
+                a0, a1, a2, a3, a4, a5, a6, a7, a8 = (
+                    a[0, 0], a[0, 1], a[0, 2], a[1, 0], a[1, 1], a[1, 2], a[2, 0], a[2, 1], a[2, 2]
+                )  # fmt: skip
+                b0, b1, b2, b3, b4, b5, b6, b7, b8 = (
+                    b[0, 0], b[0, 1], b[0, 2], b[1, 0], b[1, 1], b[1, 2], b[2, 0], b[2, 1], b[2, 2]
+                )  # fmt: skip
+                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, 2 * h : 2 * h + 3], n, m)
+                last = x[k, 2 * h + 3]
+                x9, xa, xb = last[:m], last[n : n + m], last[2 * n :]
+                for t in range(m):
+                    p0, p1, p2, p3, p4, p5 = x0[t], x1[t], x2[t], x3[t], x4[t], x5[t]
+                    p6, p7, p8, p9, pa, pb = x6[t], x7[t], x8[t], x9[t], xa[t], xb[t]
+                    y0[t] += a0 * p0 + a1 * p1 + a2 * p2 + a3 * p3 + a4 * p4 + a5 * p5 + a6 * p6 + a7 * p7 + a8 * p8
+                    y1[t] += a0 * p3 + a1 * p4 + a2 * p5 + a3 * p6 + a4 * p7 + a5 * p8 + a6 * p9 + a7 * pa + a8 * pb
+                    z0[t] += b0 * p0 + b1 * p1 + b2 * p2 + b3 * p3 + b4 * p4 + b5 * p5 + b6 * p6 + b7 * p7 + b8 * p8
+                    z1[t] += b0 * p3 + b1 * p4 + b2 * p5 + b3 * p6 + b4 * p7 + b5 * p8 + b6 * p9 + b7 * pa + b8 * pb
+            _pool_row(y0, y1, z[c, h + border, border * n :], place[c, h], n)
+            _pool_row(z0, z1, z[d, h + border, border * n :], place[d, h], n)
+
+
+@njit(fastmath=True, cache=True)
+def convolve_pool_gradient(x, dz, place, dw, pair, n):  # type: ignore[no-untyped-def]
+    """Gradient (out, in, 3, 3) of `convolve_pool` in its weights, two rows of two channels at a time."""
+    channels, m = place.shape[0], pair.shape[2]
+    g0, g1, f0, f1 = pair[0, 0], pair[0, 1], pair[1, 0], pair[1, 1]
+    dw[:] = 0
+    pair[:] = 0  # an odd column at the end has no slope
+    for c in range(0, channels, 2):
+        d = min(c + 1, channels - 1)
+        for h in range(place.shape[1]):
+            _unpool_row(dz[c, h], place[c, h], g0, g1, n)
+            _unpool_row(dz[d, h], place[d, h], f0, f1, n)
+            for k in range(x.shape[0]):
+                a0, a1, a2, a3, a4, a5, a6, a7, a8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
+                b0, b1, b2, b3, b4, b5, b6, b7, b8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
+                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, 2 * h : 2 * h + 3], n, m)
+                last = x[k, 2 * h + 3]
+                x9, xa, xb = last[:m], last[n : n + m], last[2 * n :]
+                for t in range(m):
+                    p3, p4, p5, p6, p7, p8 = x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
+                    s, r, u, v = g0[t], g1[t], f0[t], f1[t]
+                    a0, a1, a2 = a0 + s * x0[t] + r * p3, a1 + s * x1[t] + r * p4, a2 + s * x2[t] + r * p5
+                    a3, a4, a5 = a3 + s * p3 + r * p6, a4 + s * p4 + r * p7, a5 + s * p5 + r * p8
+                    a6, a7, a8 = a6 + s * p6 + r * x9[t], a7 + s * p7 + r * xa[t], a8 + s * p8 + r * xb[t]
+                    b0, b1, b2 = b0 + u * x0[t] + v * p3, b1 + u * x1[t] + v * p4, b2 + u * x2[t] + v * p5
+                    b3, b4, b5 = b3 + u * p3 + v * p6, b4 + u * p4 + v * p7, b5 + u * p5 + v * p8
+                    b6, b7, b8 = b6 + u * p6 + v * x9[t], b7 + u * p7 + v * xa[t], b8 + u * p8 + v * xb[t]
+                _add(dw[c, k], (a0, a1, a2, a3, a4, a5, a6, a7, a8))
+                if d > c:
+                    _add(dw[d, k], (b0, b1, b2, b3, b4, b5, b6, b7, b8))
+
+
+@njit(cache=True)
+def _add(kernel, values):  # type: ignore[no-untyped-def]
+    for i in range(3):
+        for j in range(3):
+            kernel[i, j] += values[3 * i + j]
+
+
+@njit(cache=True)
 def pool_gradient(dz, place, dy, n):  # type: ignore[no-untyped-def]
-    """Gradient of `pool` in y, into the inside of dy, which has a border."""
+    """Gradient of pooling in its input, into the inside of dy, which has a border."""
     for c in range(place.shape[0]):
         for h in range(place.shape[1]):
-            for w in range(place.shape[2] // n):
-                u, v = slice((2 * w + 1) * n, (2 * w + 2) * n), slice((2 * w + 2) * n, (2 * w + 3) * n)
-                d0, d1, d2, d3 = dy[c, 2 * h + 1, u], dy[c, 2 * h + 1, v], dy[c, 2 * h + 2, u], dy[c, 2 * h + 2, v]
-                g, which = dz[c, h, w * n :], place[c, h, w * n :]
-                for t in range(n):
-                    d0[t] = g[t] if which[t] == 0 else F(0)
-                    d1[t] = g[t] if which[t] == 1 else F(0)
-                    d2[t] = g[t] if which[t] == 2 else F(0)
-                    d3[t] = g[t] if which[t] == 3 else F(0)
+            _unpool_row(dz[c, h], place[c, h], dy[c, 2 * h + 1, n:], dy[c, 2 * h + 2, n:], n)
 
 
 @njit(fastmath=True, cache=True)
@@ -202,3 +278,45 @@ def images_last(x, index, rows, columns, z):  # type: ignore[no-untyped-def]
                     place = begin[t] + np.uint64(columns[start + t, w] * channels)
                     for c in range(channels):
                         z[c, h + 1, (w + 1) * n + start + t] = pixels[place + np.uint64(c)]
+
+
+@njit(cache=True)
+def forward(x, index, rows, columns, weights, pooled, inputs, sums, places, pairs, n):  # type: ignore[no-untyped-def]
+    """Run n images of x through all convolutions: `inputs[i]` is what goes into layer i, the last what comes out."""
+    images_last(x, index, rows, columns, inputs[0])
+    for i in range(len(weights)):
+        border = 1 if i + 1 < len(weights) else 0
+        if pooled[i]:
+            convolve_pool(inputs[i], weights[i], inputs[i + 1], places[i], pairs[i], n, border)
+        else:
+            convolve(inputs[i], weights[i], sums[i], n)
+            rectify(sums[i], inputs[i + 1], n, border)
+
+
+@njit(cache=True)
+def backward(above, weights, pooled, sums, places, slopes, input_slopes, lowest, n):  # type: ignore[no-untyped-def]
+    """Slopes of the loss at the sums of convolutions from the last down to `lowest`, and at what goes into that.
+
+    `above` is the slope at what comes out of the last one. What goes into the first is data, and has none.
+    """
+    for i in range(len(weights) - 1, lowest - 1, -1):
+        if pooled[i]:
+            pool_gradient(above, places[i], slopes[i], n)
+        else:
+            rectify_gradient(above, sums[i], slopes[i], n)
+        if i:
+            turned = np.ascontiguousarray(weights[i].transpose(1, 0, 2, 3)[:, :, ::-1, ::-1])
+            convolve(slopes[i], turned, input_slopes[i], n)
+            above = input_slopes[i]
+    return above
+
+
+@njit(cache=True)
+def gradients(above, weights, pooled, inputs, sums, places, slopes, input_slopes, pairs, into, n):  # type: ignore[no-untyped-def]
+    """Gradients of all convolutions in their weights."""
+    lowest = 1 if pooled[0] else 0  # the slopes at the sums of the first layer are the largest: not all at once
+    above = backward(above, weights, pooled, sums, places, slopes, input_slopes, lowest, n)
+    if pooled[0]:
+        convolve_pool_gradient(inputs[0], above, places[0], into[0], pairs[0], n)
+    for i in range(lowest, len(into)):
+        convolve_gradient(inputs[i], slopes[i], into[i], n)

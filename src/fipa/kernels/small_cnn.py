@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, cast
@@ -66,6 +66,16 @@ def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
     return Layers(tuple(convolutions), tuple(linear)) if linear and names == layout.names else None
 
 
+def classifier(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model's logits as a function of images, by the loops if they can run it."""
+    params = dict(model.named_parameters())
+    layout = Layout.of(params)
+    small = SmallCNN.of(model, layout)
+    if small is None or not _finite(flat := layout.flatten(params)):
+        return model
+    return lambda x: torch.cat([small.logits(flat, block) for block in x.split(BLOCK)])
+
+
 def _finite(tensor: Tensor) -> bool:
     """The sum tells it quickly; only where it overflows is every element looked at."""
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
@@ -108,14 +118,27 @@ class View:
         x = x.contiguous(memory_format=torch.channels_last)
         n, height, width = len(index), *x.shape[2:]
         if places is None:
-            return cls(x, index, torch.arange(height).expand(n, -1), torch.arange(width).expand(n, -1))
+            return cls(x, index, torch.arange(height).repeat(n, 1), torch.arange(width).repeat(n, 1))
         rows, columns = places
         return cls(x, index, rows.reshape(n, height), columns.reshape(n, width))
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        """Numpy's views, as the loops take them: channels innermost."""
+        return self.x.permute(0, 2, 3, 1).numpy(), self.index.numpy(), self.rows.numpy(), self.columns.numpy()
 
     def split(self, size: int) -> list[View]:
         """The same images, at most `size` at a time."""
         pieces = zip(self.index.split(size), self.rows.split(size), self.columns.split(size), strict=True)
         return [View(self.x, *piece) for piece in pieces]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Views of the pieces of a flat vector, or of the rows of a matrix: of convolutions, and of linear layers."""
+
+    convolutions: tuple[Any, ...]  # numpy's views, which the loops take
+    linear: tuple[Tensor, ...]
 
 
 class SmallCNN:
@@ -135,7 +158,7 @@ class SmallCNN:
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits (n x classes) of images x (n x channels x height x width)."""
         view = View.of(x)
-        return self._workspace(view).forward(self._layout.unflatten(flat), view)[-1].T.clone()
+        return self._workspace(view).forward(self._weights(flat), view)[-1].T.clone()
 
     def loss(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross entropy; NaN wherever torch's would be, though the loops do not pass NaN on."""
@@ -145,7 +168,7 @@ class SmallCNN:
 
     def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:
         """Gradient of the mean cross entropy, flat."""
-        weights, total, n = self._layout.unflatten(flat), torch.empty_like(flat), len(y)
+        weights, total, n = self._weights(flat), torch.empty_like(flat), len(y)
         blocks = [(view, y)]
         if n >= 2 * BLOCK:
             size = math.ceil(n / (n // BLOCK))  # all of about one size: a short block takes longer per image
@@ -154,9 +177,9 @@ class SmallCNN:
             work = self._workspace(some)
             outputs = work.forward(weights, some)
             slope = outputs[-1].softmax(dim=0)
-            slope[labels, torch.arange(len(labels))] -= 1
+            slope.scatter_add_(0, labels[None], slope.new_full((1, 1), -1.0).expand(1, len(labels))).div_(n)
             gradient = torch.empty_like(flat) if i else total
-            work.gradient(weights, outputs, slope.div_(n), self._layout.unflatten(gradient))
+            work.gradient(weights, outputs, slope, self._weights(gradient))
             if i:
                 total += gradient
         return total
@@ -169,12 +192,17 @@ class SmallCNN:
         if not _finite(flat) or not _finite(x):
             out.fill_(math.nan)
             return
-        weights, view = self._layout.unflatten(flat), View.of(x)
+        weights, view = self._weights(flat), View.of(x)
         work = self._workspace(view)
         outputs = work.forward(weights, view)
         slopes = factor(outputs[-1].T.contiguous(), extra).permute(2, 1, 0).contiguous()
         for slope, rows in zip(slopes, out.unflatten(0, (len(x), -1)).unbind(1), strict=True):
-            work.rows(weights, outputs, slope, self._layout.unflatten(rows))
+            work.rows(weights, outputs, slope, self._weights(rows))
+
+    def _weights(self, flat: Tensor) -> Weights:
+        pieces = list(self._layout.unflatten(flat).values())
+        last = len(self._layers.convolutions)
+        return Weights(tuple(piece.numpy() for piece in pieces[:last]), tuple(pieces[last:]))
 
     def _workspace(self, view: View) -> _Workspace:
         shape = (len(view.index), *view.x.shape[1:])
@@ -186,90 +214,86 @@ class SmallCNN:
 
 
 class _Workspace:
-    """Memory for a batch of one shape, and the passes through it."""
+    """Memory for a batch of one shape, and the passes through it; what a layer has no use for is empty."""
 
     def __init__(self, layers: Layers, layout: Layout, shape: tuple[int, ...]) -> None:
         from fipa.kernels import loops
 
-        self._layers, self._loops = layers, cast(Any, loops)
+        self._loops = cast(Any, loops)
+        self._pooled = tuple(layer.pooled for layer in layers.convolutions)
         n, channels, height, width = shape
         self._n = n
         widths = dict(zip(layout.names, layout.shapes, strict=True))
 
-        def empty(*size: int) -> Any:
-            return torch.zeros(size).numpy()  # aligned, as numpy's own need not be: products round by addresses
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Any:
+            return torch.zeros(size, dtype=dtype).numpy()  # aligned, unlike numpy's: products round by addresses
 
-        self._inputs = [empty(channels, height + 2, (width + 2) * n)]
-        self._sums, self._places, self._slopes, self._input_slopes = [], [], [], []
+        inputs, sums, places, pairs = [empty(channels, height + 2, (width + 2) * n)], [], [], []
+        slopes, input_slopes = [], []
         for i, layer in enumerate(layers.convolutions):
-            self._input_slopes.append(empty(channels, height, width * n) if i else None)
+            input_slopes.append(empty(channels, height, width * n) if i else empty(0, 0, 0))
             channels = widths[layer.weight][0]
-            self._sums.append(empty(channels, height, width * n))
-            self._slopes.append(empty(channels, height + 2, (width + 2) * n))
+            pairs.append(empty(2, 2, width * n))
+            sums.append(empty(0, 0, 0) if layer.pooled else empty(channels, height, width * n))
+            slopes.append(empty(channels, height + 2, (width + 2) * n))
             if layer.pooled:
                 height, width = height // 2, width // 2
-            self._places.append(np.zeros((channels, height, width * n), np.int32) if layer.pooled else None)
+            which = (channels, height, width * n) if layer.pooled else (0, 0, 0)
+            places.append(empty(*which, dtype=torch.int32))
             border = i + 1 < len(layers.convolutions)
-            self._inputs.append(empty(channels, height + 2 * border, (width + 2 * border) * n))
+            inputs.append(empty(channels, height + 2 * border, (width + 2 * border) * n))
+        self._inputs, self._sums, self._places, self._pairs = tuple(inputs), tuple(sums), tuple(places), tuple(pairs)
+        self._slopes, self._input_slopes = tuple(slopes), tuple(input_slopes)
+        self._features = torch.from_numpy(inputs[-1]).reshape(-1, n)
         self._shape = (channels, height, width * n)
 
-    def forward(self, weights: Mapping[str, Tensor], view: View) -> list[Tensor]:
+    def forward(self, weights: Weights, view: View) -> list[Tensor]:
         """The outputs of the linear layers (features x n), after the flat input to the first of them."""
-        n = self._n
-        places = (t.numpy() for t in (view.index, view.rows, view.columns))
-        self._loops.images_last(view.x.permute(0, 2, 3, 1).numpy(), *places, self._inputs[0])
-        last = len(self._layers.convolutions) - 1
-        for i, layer in enumerate(self._layers.convolutions):
-            self._loops.convolve(self._inputs[i], weights[layer.weight].numpy(), self._sums[i], n)
-            if layer.pooled:
-                self._loops.pool(self._sums[i], self._inputs[i + 1], self._places[i], n, int(i < last))
-            else:
-                self._loops.rectify(self._sums[i], self._inputs[i + 1], n, int(i < last))
-        outputs = [torch.from_numpy(self._inputs[-1]).reshape(-1, n)]
-        for i, name in enumerate(self._layers.linear):
-            outputs.append(weights[name] @ (outputs[-1].relu() if i else outputs[-1]))
+        x, index, rows, columns = view.arrays
+        self._loops.forward(
+            x, index, rows, columns, weights.convolutions, self._pooled, self._inputs, self._sums, self._places,
+            self._pairs, self._n,
+        )  # fmt: skip
+        outputs = [self._features]
+        for i, weight in enumerate(weights.linear):
+            outputs.append(weight @ (outputs[-1].relu() if i else outputs[-1]))
         return outputs
 
-    def gradient(
-        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
-    ) -> None:
+    def gradient(self, weights: Weights, outputs: list[Tensor], slope: Tensor, into: Weights) -> None:
         """Gradients of all weights from the slope of the loss at the last output (classes x n)."""
-        for name, incoming, slopes in self._backward(weights, outputs, slope):
-            if isinstance(incoming, Tensor):
-                torch.mm(slopes, incoming.T, out=into[name])
-            else:
-                self._loops.convolve_gradient(incoming, slopes, into[name].numpy(), self._n)
+        above, *slopes = _slopes(weights, outputs, slope)
+        for incoming, slope, gradient in zip(_incoming(outputs), slopes, into.linear, strict=True):
+            torch.mm(slope, incoming.T, out=gradient)
+        self._loops.gradients(
+            above.reshape(self._shape).numpy(), weights.convolutions, self._pooled, self._inputs, self._sums,
+            self._places, self._slopes, self._input_slopes, self._pairs, into.convolutions, self._n,
+        )  # fmt: skip
 
-    def rows(
-        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor, into: dict[str, Tensor]
-    ) -> None:
+    def rows(self, weights: Weights, outputs: list[Tensor], slope: Tensor, into: Weights) -> None:
         """The same, of each image on its own (n x the weight's shape)."""
-        for name, incoming, slopes in self._backward(weights, outputs, slope):
-            if isinstance(incoming, Tensor):
-                torch.mul(slopes.T[:, :, None], incoming.T.contiguous()[:, None, :], out=into[name])
-            else:
-                found = np.empty((*into[name].shape[1:3], 9, self._n), np.float32)
-                self._loops.convolve_rows(incoming, slopes, found, self._n)
-                into[name].flatten(3).copy_(torch.from_numpy(found).permute(3, 0, 1, 2))
+        above, *slopes = _slopes(weights, outputs, slope)
+        for incoming, slope, rows in zip(_incoming(outputs), slopes, into.linear, strict=True):
+            torch.mul(slope.T[:, :, None], incoming.T.contiguous()[:, None, :], out=rows)
+        self._loops.backward(
+            above.reshape(self._shape).numpy(), weights.convolutions, self._pooled, self._sums, self._places,
+            self._slopes, self._input_slopes, 0, self._n,
+        )  # fmt: skip
+        for incoming, slopes, rows in zip(self._inputs[:-1], self._slopes, into.convolutions, strict=True):
+            found = np.empty((*rows.shape[1:3], 9, self._n), np.float32)
+            self._loops.convolve_rows(incoming, slopes, found, self._n)
+            torch.from_numpy(rows).flatten(3).copy_(torch.from_numpy(found).permute(3, 0, 1, 2))
 
-    def _backward(
-        self, weights: Mapping[str, Tensor], outputs: list[Tensor], slope: Tensor
-    ) -> Iterator[tuple[str, Any, Any]]:
-        """From the last layer to the first: its weight, what goes in, and the slope of the loss at what comes out."""
-        n = self._n
-        for i, name in reversed(list(enumerate(self._layers.linear))):
-            yield name, outputs[i].relu() if i else outputs[i], slope
-            slope = weights[name].T @ slope
-            if i:
-                slope = slope * (outputs[i] > 0)
-        above: Any = slope.reshape(self._shape).numpy()
-        for i, layer in reversed(list(enumerate(self._layers.convolutions))):
-            if layer.pooled:
-                self._loops.pool_gradient(above, self._places[i], self._slopes[i], n)
-            else:
-                self._loops.rectify_gradient(above, self._sums[i], self._slopes[i], n)
-            yield layer.weight, self._inputs[i], self._slopes[i]
-            if i:
-                turned = weights[layer.weight].transpose(0, 1).flip(2, 3).contiguous().numpy()
-                self._loops.convolve(self._slopes[i], turned, self._input_slopes[i], n)
-                above = self._input_slopes[i]
+
+def _incoming(outputs: list[Tensor]) -> list[Tensor]:
+    """What goes into each linear layer."""
+    first, *others = outputs[:-1]
+    return [first, *(output.relu() for output in others)]
+
+
+def _slopes(weights: Weights, outputs: list[Tensor], slope: Tensor) -> list[Tensor]:
+    """Of the loss at each of the outputs, from its slope at the last."""
+    found = [slope]
+    for i, weight in reversed(list(enumerate(weights.linear))):
+        slope = weight.T @ found[0]
+        found.insert(0, slope * (outputs[i] > 0) if i else slope)
+    return found

@@ -14,6 +14,7 @@ from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Partition, h
 from fipa.data.images import Normalise
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem, Shares
+from fipa.kernels.small_cnn import classifier
 from fipa.models import ResNet, cnn
 from fipa.problems.dealing import dealt
 from fipa.randomness import generator_for
@@ -77,8 +78,8 @@ class Accuracy:
 
     def __call__(self, model: nn.Module) -> float:
         """Accuracy of a model in evaluation mode."""
-        pairs = zip(self._x.split(BLOCK), self._images.labels.split(BLOCK), strict=True)
-        right = sum(int((model(x).argmax(dim=1) == y).sum()) for x, y in pairs)
+        pairs, logits = zip(self._x.split(BLOCK), self._images.labels.split(BLOCK), strict=True), classifier(model)
+        right = sum(int((logits(x).argmax(dim=1) == y).sum()) for x, y in pairs)
         return 100 * right / len(self._images)
 
     def through(self, transform: Callable[[Tensor], Tensor]) -> Accuracy:

@@ -22,6 +22,7 @@ __all__ = [
     "averaged_name",
     "best_arm",
     "best_federated",
+    "centralised",
     "cumulative",
     "diverged",
     "final_metric",
@@ -191,10 +192,15 @@ def best_arm(results: Results, summaries: Sequence[ArmSummary]) -> ArmSummary | 
 
 def best_federated(results: Results) -> str | None:
     """The best arm besides the control, the reference and those that pool the data of all clients."""
-    settings = (results.get("config") or {}).get("arms") or []
-    centralised = [arm["name"] for arm in settings if arm.get("centralised")]
-    best = best_arm(results, [s for s in summary(results) if s.arm not in (results["control"], *centralised)])
+    others = (results["control"], *centralised(results))
+    best = best_arm(results, [s for s in summary(results) if s.arm not in others])
     return None if best is None else best.arm
+
+
+def centralised(results: Results) -> list[str]:
+    """The arms that pool the data of all clients, which no federation can."""
+    settings = (results.get("config") or {}).get("arms") or []
+    return [arm["name"] for arm in settings if arm.get("centralised")]
 
 
 def _summarise(results: Results, arm: str) -> ArmSummary:

@@ -19,6 +19,7 @@ from fipa.report.axes import of_figures
 from fipa.report.data import Results, best_federated, load_results, load_views, series_band
 from fipa.report.payload import by_client, error_range, varies, view_errors
 from fipa.report.style import Style, arm_styles
+from fipa.report.verdict import in_colour
 
 DPI = 160
 
@@ -34,7 +35,7 @@ def write_figures(run: Path, out: Path) -> list[Path]:
     layout needs (schedules, gaps, views) the panel is left out; an unknown layout is drawn as "generic".
     """
     results, views = load_results(run), load_views(run)
-    styles = arm_styles(list(results["arms"]), [results["control"]])
+    styles = arm_styles(list(results["arms"]), [results["control"]], in_colour(results))
     figure = LAYOUTS.get(results["figure"], _generic)(results, views, styles)
     drawn = {"": figure}
     if results["figure"] != "refine" and (warm_up := image_figures.warm_up(results)) is not None:

@@ -34,7 +34,11 @@ DEFAULTS: dict[str, Any] = {
 def load_results(run: Path) -> dict[str, Any]:
     """Read and check `run/results.json`; arms without any round are left out."""
     path = Path(run) / "results.json"
-    results = _read(path)
+    return check_results(_read(path), path)
+
+
+def check_results(results: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The results with every key that the report needs, of the right shape; `path` is for errors."""
     if results.get("format") != FORMAT:
         raise FipaError(f"{path}: format is {results.get('format')!r}, this version of fipa reads {FORMAT!r}")
     for key, value in DEFAULTS.items():

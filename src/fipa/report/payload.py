@@ -57,6 +57,7 @@ def arm_payload(results: Results, arm: str, label: str, style: Style) -> Json:
         "name": label,
         "colour": style.colour,
         "dash": style.dash,
+        "mark": style.mark,
         "rounds": (seen + begin).tolist(),
         "after": begin or None,
         **{key: _optional(axes.places(results, arm, key), seen) for key, axis in axes.AXES.items() if axis.series},

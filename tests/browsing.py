@@ -1,4 +1,4 @@
-"""One headless Chromium for the tests of the page; without them, selenium is not imported."""
+"""One headless Chromium for the tests of pages; without them, selenium is not imported."""
 
 from __future__ import annotations
 
@@ -26,15 +26,23 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
 
-    def open(self, page: Path) -> None:
+    def open(self, page: Path | str) -> None:
         from selenium.webdriver.support.ui import WebDriverWait
 
         self.messages(), self.requests()
-        self.driver.get(page.as_uri())
+        self.driver.get(page if isinstance(page, str) else page.as_uri())
         # Chromium's driver may return from a local file of some megabytes before its scripts have run.
         WebDriverWait(self.driver, 30).until(
             lambda driver: driver.execute_script("return document.readyState") == "complete"
         )
+
+    def unfold(self) -> None:
+        """Unfold all there is, and wait for the charts in it."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        self.run("for (const part of document.querySelectorAll('details')) part.open = true")
+        missing = "[...document.querySelectorAll('.chart:not(.maps), .maps > div')].every(box => box.data)"
+        WebDriverWait(self.driver, 30).until(lambda driver: driver.execute_script(f"return {missing}"))
 
     @contextmanager
     def width(self, pixels: int) -> Iterator[None]:

@@ -11,7 +11,7 @@ const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
-  return { ink: of("--ink"), soft: of("--soft"), rule: of("--rule"), paper: of("--paper") };
+  return { ink: of("--ink"), soft: of("--soft"), rule: of("--rule"), paper: of("--paper"), mute: of("--mute") };
 }
 
 function axis(title, log, extra = {}) {
@@ -39,7 +39,7 @@ function layout(xaxis, yaxis, extra = {}) {
     font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 13 },
     paper_bgcolor: paper,
     plot_bgcolor: paper,
-    margin: { l: 60, r: 16, t: 30, b: 48 },
+    margin: { l: innerWidth < 640 ? 44 : 60, r: 12, t: 16, b: 48 },
     showlegend: false,
     hovermode: "closest",
     ...extra,
@@ -77,21 +77,28 @@ function bandTrace(arm, x, band, log) {
 
 function line(arm, x, y, extra = {}) {
   const look = { color: arm.colour, dash: arm.dash, width: 2.2 };
-  const mode = y.filter((v) => v !== null).length < 40 ? "lines+markers" : "lines";
+  const marker = { size: 6, color: arm.colour, symbol: arm.mark ?? "circle", maxdisplayed: 16 }; // for those who see no colours
   const hover = `${plain(arm.name)}<br>%{x:.4g}: %{y:.4g}<extra></extra>`;
-  return { x, y, mode, line: look, marker: { size: 4, color: arm.colour }, name: plain(arm.name), hovertemplate: hover, connectgaps: true, ...extra };
+  return { x, y, mode: "lines+markers", line: look, marker, name: plain(arm.name), hovertemplate: hover, connectgaps: true, ...extra };
 }
 
 function metricChart(section, state) {
   const log = state.scale === "log";
   const against = section.axes.find((a) => a.key === state.axis);
   const traces = [];
-  for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a[state.axis])) {
-    // The start, before the first byte, has no place on a log axis.
-    const places = arm[state.axis].map((_, k) => k).filter((k) => !against.log || arm[state.axis][k] > 0);
+  const drawn = section.arms.filter((arm) => arm[state.axis]);
+  const behind = drawn.filter((arm) => state.muted.has(arm.name) && state.others);
+  for (const arm of [...behind, ...drawn.filter((a) => !state.muted.has(a.name))]) {
+    // The start, before the first byte, has no place on a log axis, and what comes before the first value needs none.
+    const first = arm.metric.median.findIndex((v, k) => v !== null && arm[state.axis][k] > 0);
+    const places = arm[state.axis].map((_, k) => k).filter((k) => !against.log || (arm[state.axis][k] > 0 && k >= first));
     const pick = (values) => places.map((k) => values[k]);
     const x = pick(arm[state.axis]);
     const { median, low, high } = arm.metric;
+    if (state.muted.has(arm.name)) {
+      traces.push(line(arm, x, pick(median), { mode: "lines", line: { color: theme().mute, width: 1.2 }, meta: "muted" }));
+      continue;
+    }
     if (state.band && low) traces.push(bandTrace(arm, x, { median: pick(median), low: pick(low), high: pick(high) }, log));
     if (state.seeds) {
       for (const [seed, y] of Object.entries(arm.seeds ?? {})) {
@@ -115,7 +122,7 @@ function metricChart(section, state) {
 function seriesChart(section, state) {
   const log = state.seriesScale === "log";
   const traces = [];
-  for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a.series?.[state.series])) {
+  for (const arm of section.arms.filter((a) => !state.muted.has(a.name) && a.series?.[state.series])) {
     const values = arm.series[state.series];
     const x = arm.rounds.slice(1);
     if (values.low) traces.push(bandTrace(arm, x, values, log));
@@ -127,7 +134,7 @@ function seriesChart(section, state) {
 
 function gapChart(section, state) {
   const traces = [];
-  for (const arm of section.arms.filter((a) => !state.hidden.has(a.name) && a.gap)) {
+  for (const arm of section.arms.filter((a) => !state.muted.has(a.name) && a.gap)) {
     const x = arm.rounds.slice(1).map((round) => round - (arm.after ?? 0));
     if (arm.gap.low) traces.push(bandTrace(arm, x, arm.gap, true));
     const slope = arm.gap.exponent === null ? "" : `, measured K^${arm.gap.exponent.toFixed(2)}`;
@@ -204,7 +211,7 @@ function overRegions(view, arms, section, state, yaxis) {
   const { rule } = theme();
   const styles = Object.fromEntries(section.arms.map((arm) => [arm.name, arm]));
   const traces = [];
-  for (const [name, y] of Object.entries(arms).filter(([n]) => !state.hidden.has(n))) {
+  for (const [name, y] of Object.entries(arms).filter(([n]) => !state.muted.has(n))) {
     traces.push(line(styles[name] ?? { name, colour: CLIENT_COLOURS[6], dash: "solid" }, view.x, y, { mode: "lines" }));
   }
   const shapes = view.regions.map(([low, high], k) => ({

@@ -1,0 +1,83 @@
+"""Ten of many clients: what a round takes, and how much memory, as the federation grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from bench.common import PeakMemory, Record
+from fipa.aggregation.fedavg import FedAvg
+from fipa.aggregation.fipa import CompletedFIPA
+from fipa.aggregation.rule import Rule
+from fipa.clients.descent import SGD
+from fipa.curvature.sketch import SketchPlan
+from fipa.curvature.summary import CurvaturePlan
+from fipa.data.images import Images, ImageSet
+from fipa.data.partition import IID
+from fipa.federation.arm import Arm
+from fipa.federation.engine import Federation
+from fipa.federation.executor import Executor
+from fipa.federation.participation import Participation
+from fipa.federation.problem import Problem
+from fipa.federation.stage import Stage
+from fipa.problems.vision import split
+
+FEW, MANY, CHOSEN, SAMPLES, SIDE = 100, 10_000, 10, 20, 8
+ROUNDS = 45
+RULES: dict[str, tuple[Rule, CurvaturePlan | None]] = {
+    "FedAvg": (FedAvg(), None),
+    "FIPA": (CompletedFIPA(damping=0.5), SketchPlan(rank=5, max_examples=10, sampled_labels=1)),
+}
+
+
+def many() -> Iterator[Record]:
+    """Each size in a process of its own, so that neither has the other's memory."""
+    for name in RULES:
+        few, some = (_apart(name, clients) for clients in (FEW, MANY))
+        what = f"{CHOSEN} of {MANY:,} clients against {CHOSEN} of {FEW}, {name}"
+        detail = {"seconds": some["round"], "few_seconds": few["round"], "setting_up_seconds": some["start"]}
+        yield Record(f"many: a round with {what}", some["round"] / few["round"], 1.1, "x the CPU time", detail, True)
+        data = (MANY - FEW) * SAMPLES * (SIDE**2 + 8)  # pixels and labels
+        each = (some["bytes"] - few["bytes"] - data) / (MANY - FEW)
+        sizes = {"process_bytes": {FEW: few["bytes"], MANY: some["bytes"]}, "data_bytes": data}
+        yield Record(f"many: memory of a client that is not asked, {name}", each / 1024, None, "KiB", sizes)
+
+
+def problem(seed: int, clients: int) -> Problem:
+    """Random pictures in the shape of the digits."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(count: int) -> Images:
+        pixels = torch.randint(256, (count, 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+        return Images(pixels, torch.randint(10, (count,), generator=generator))
+
+    data = ImageSet("noise", random(clients * SAMPLES), random(10), tuple("0123456789"), mean=(0.5,), std=(0.289,))
+    return split(data, seed, model="cnn8k", clients=clients, partition=IID())
+
+
+def _apart(name: str, clients: int) -> dict[str, Any]:
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (name, clients))
+
+
+def measure(name: str, clients: int) -> dict[str, Any]:
+    """Seconds of CPU to set up and of a round, its lower quartile, and bytes at the peak."""
+    rule, plan = RULES[name]
+    stage = Stage(rule, SGD(lr=0.1, epochs=5, batch=10), ROUNDS, plan, evaluate_every=ROUNDS)
+    arm = Arm(name, (stage,), Participation("uniform", CHOSEN), average=0)
+    with PeakMemory() as memory, Executor(partial(problem, clients=clients)) as executor:
+        begun = time.process_time()
+        federation = Federation(arm, 0, executor)
+        state = federation.start()
+        start = time.process_time() - begun
+        seconds = []
+        for _ in range(ROUNDS):
+            begun = time.process_time()
+            state, _ = federation.round(state)
+            seconds.append(time.process_time() - begun)
+    return {"start": start, "round": sorted(seconds[5:])[len(seconds[5:]) // 4], "bytes": memory.bytes}

@@ -1,0 +1,62 @@
+"""Table 2 of the paper beside ours, from CSVs that `docs/results/shared.py` has written of `fipa run head-...`."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from paper_cells import OURS, PAPERS, score, told
+from tables import HERE, Row, read, spread
+
+SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
+ALPHAS = ("0.05", "0.1", "0.3", "0.6", "iid")
+# the best round of FedAvg and of FIPA for each alpha, after 1000 rounds of FedRCL on ResNet-18
+PUBLISHED = {
+    "cifar10": ((79.27, 81.87), (84.42, 86.17), (88.88, 89.44), (89.92, 90.24), (92.04, 92.30)),
+    "cifar100": ((54.97, 57.09), (59.62, 61.41), (62.95, 64.25), (64.81, 65.80), (64.78, 65.18)),
+    "tiny-imagenet": ((37.38, 39.86), (43.68, 45.41), (48.00, 48.94), (49.53, 50.06), (48.94, 49.03)),
+}
+FIRST_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedAvgM", "FedVARP")
+CEILING = "centralised"
+
+
+def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
+    """The rows of a set and an alpha by arm and seed; nothing where they have not been run."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in read(HERE / f"table2-{name}-{alpha}.csv"):
+        found.setdefault(row["arm"], {})[row["seed"]] = row
+    return found
+
+
+def run() -> list[tuple[str, str]]:
+    """Sets and alphas that have been run."""
+    return [(name, alpha) for name in SETS for alpha in ALPHAS if cell(name, alpha)]
+
+
+def best_first_order(arms: dict[str, dict[int, Row]]) -> str:
+    """The first-order rule with the highest mean."""
+    return max((arm for arm in FIRST_ORDER if arm in arms), key=lambda arm: mean(map(score, arms[arm].values())))
+
+
+def above(arms: dict[str, dict[int, Row]], ours: str, other: str) -> list[float]:
+    """By how much an arm is above another one on each seed that both have."""
+    return [score(row) - score(arms[other][seed]) for seed, row in arms[ours].items() if seed in arms[other]]
+
+
+def table_2() -> list[str]:
+    """The lines of the table."""
+    head = ["set, alpha", "paper: FedAvg", "paper: FIPA", "FedAvg", "best first-order", "Fed3R", PAPERS, OURS]
+    head += ["ceiling", "shared basis above first-order", "below the ceiling", "seeds"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, alpha in run():
+        arms, place = cell(name, alpha), ALPHAS.index(alpha)
+        best = best_first_order(arms)
+        cells = [f"{SETS[name]}, {alpha}", *(f"{value:.2f}" for value in PUBLISHED[name][place])]
+        cells += [_shown(arms, "FedAvg"), f"{_shown(arms, best)} ({best})"]
+        cells += [_shown(arms, arm) for arm in ("Fed3R", PAPERS, OURS, CEILING)]
+        cells += [told(above(arms, OURS, best)), told(above(arms, CEILING, OURS)) if CEILING in arms else ""]
+        lines.append("| " + " | ".join([*cells, str(len(arms[OURS]))]) + " |")
+    return lines
+
+
+def _shown(arms: dict[str, dict[int, Row]], arm: str) -> str:
+    return spread([score(row) for row in arms[arm].values()], 1) if arm in arms else ""

@@ -1,0 +1,93 @@
+"""Settings of arms, chosen on seed 5, which no table has: `python docs/results/tune.py NAME [ARM...]`.
+
+Every setting below is run once. tuning-NAME.csv keeps what came of it: the better of the last five rounds and of the
+mean of the last ten models where a larger metric is better, and the last error where a smaller one is. Rows of arms
+that are not run again stay.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from tables import HERE, read, write
+
+import fipa
+
+SEED = 5
+COLUMNS = ("arm", "setting", "score", "seconds")
+Choice = dict[str, Any]  # settings of an arm that go together
+
+
+def each(key: str, *values: Any) -> list[Choice]:
+    """One setting, with each of these values."""
+    return [{key: value} for value in values]
+
+
+RATES = each("local.lr", 0.001, 0.003, 0.01, 0.03)
+HEADS: dict[str, list[list[Choice]]] = {
+    "FedAvg": [RATES],
+    "FedProx": [each("local.proximal", 0.01, 0.1, 1.0)],
+    "SCAFFOLD": [each("local.lr", 0.003, 0.01, 0.03)],
+    "FedAvgM": [each("rule.momentum", 0.5, 0.9), each("rule.lr", 0.5, 1.0)],
+    "FedVARP": [RATES, each("rule.step", 0.5, 1.0)],
+    "FOOF mixing (FedPM)": [each("rule.damping", 0.01, 0.1, 1.0)],
+    "Fed3R": [each("rule.ridge", 100.0, 1000.0, 10000.0)],
+    "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1, 1.0), each("rule.step", 0.25, 0.5, 1.0)],
+    "FIPA shared basis": [each("rule.columns", 200, 300)],
+}
+# the same number of local steps in all
+STEPS: list[Choice] = [{"local.steps": 10, "rounds": 80}, {"local.steps": 50, "rounds": 16}]
+EQUATIONS = {"FedAvg": [each("local.lr", 3e-4, 1e-3, 3e-3), STEPS]}
+GRIDS = {
+    "head-cifar10": HEADS,
+    "head-cifar100": HEADS,
+    "pde-burgers": EQUATIONS,
+    "pde-allen-cahn-2d": EQUATIONS,
+    "fit-mixture2d": {
+        "FedAvg": [
+            each("local.lr", 1e-4, 3e-4, 1e-3),
+            [{"local.steps": 1000, "rounds": 6}, {"local.steps": 100, "rounds": 60}],
+        ]
+    },
+}
+
+
+def settings(arm: str, name: str) -> Iterator[Choice]:
+    """All combinations."""
+    for choices in product(*GRIDS[name][arm]):
+        yield {key: value for choice in choices for key, value in choice.items()}
+
+
+def score(results: fipa.Results, arm: str) -> float | None:
+    """What an arm is judged by; None if it diverged."""
+    if results.status(arm)[SEED] != "finished":
+        return None
+    run = results.content["arms"][arm][str(SEED)]
+    if results.content["metric"]["goal"] == "min":
+        return float(run["metric"][-1])
+    averaged = [value for value in run["averaged_metric"] if value is not None]
+    return round(max(statistics.mean(run["metric"][-5:]), averaged[-1]), 3)
+
+
+def main(name: str, chosen: Sequence[str]) -> None:
+    file = HERE / f"tuning-{name}.csv"
+    for arm in chosen or GRIDS[name]:
+        rows = [row for row in read(file) if row["arm"] != arm]
+        for setting in settings(arm, name):
+            with tempfile.TemporaryDirectory() as folder:
+                changes = {f"arms.{arm}.{key}": value for key, value in setting.items()}
+                results = fipa.run(name, arms=[arm], seeds=SEED, set=changes, out=f"{folder}/run", quiet=True)
+            seconds = round(sum(results.content["arms"][arm][str(SEED)]["seconds"]), 1)
+            text = ", ".join(f"{key} = {value}" for key, value in setting.items())
+            rows.append({"arm": arm, "setting": text, "score": score(results, arm), "seconds": seconds})
+            print(*rows[-1].values(), sep=" | ", flush=True)
+        write(file, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,35 @@
+"""What this machine is: its processor, the cores that we may use, and its memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+
+def processor() -> str:
+    """Its name where the system tells, as Linux does."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use, which in a container may be few of many."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory() -> dict[str, int]:
+    """Bytes of memory in all, and those that are available where the system tells; nothing where it tells neither."""
+    path = Path("/proc/meminfo")
+    if path.exists():
+        kib = {line.partition(":")[0]: int(line.split()[1]) for line in path.read_text().splitlines()}
+        keys = {"total": "MemTotal", "available": "MemAvailable"}
+        return {key: kib[name] * 1024 for key, name in keys.items() if name in kib}
+    names = getattr(os, "sysconf_names", {})
+    if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+        return {"total": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+    return {}
