@@ -9,7 +9,7 @@ SLOW   := browser or simulation or deployment or convergence or long
 # bytecode is kept even where Python is told not to: the tests start many processes that import the package
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-fast bench browser lint format clean all-tests
+.PHONY: help demo test test-fast docs bench browser lint format clean all-tests
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
 
@@ -31,6 +31,10 @@ all-tests: $(READY)dev
 
 test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs
 	$(PYTEST) -n 2 -m 'not ($(SLOW))'
+
+docs: $(READY)docs    ## the documentation site, into build/site; any warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json
 	$(BIN)/python -m bench

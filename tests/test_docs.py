@@ -52,7 +52,7 @@ def test_readme_snippet_learns():
 
 
 def test_guide_snippets_run():
-    head, buffers, residuals, additive, state, own, _ = blocks("docs/guide.md")
+    head, buffers, residuals, additive, state, own, _ = blocks("docs/how-to/guide.md")
     model = nn.Sequential()
     model.add_module("body", nn.Linear(8, 16))
     model.add_module("head", nn.Linear(16, 4))
@@ -98,7 +98,7 @@ def test_guide_snippets_run():
 @pytest.mark.long
 def test_a_federation_round_by_round(capsys):
     names: dict = {}
-    exec(blocks("docs/guide.md")[-1], names)
+    exec(blocks("docs/how-to/guide.md")[-1], names)
     metrics = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(metrics) == 10
     assert metrics[-1] < 0.1 * metrics[0]
@@ -107,7 +107,7 @@ def test_a_federation_round_by_round(capsys):
 
 def test_an_experiment_on_another_one_is_a_few_lines(tmp_path):
     load = pytest.importorskip("fipa.config.load").load
-    (snippet,) = [block for block in blocks("docs/experiments.md", "toml") if block.startswith("base")]
+    (snippet,) = [block for block in blocks("docs/how-to/experiments.md", "toml") if block.startswith("base")]
     file = tmp_path / "mine.toml"
     file.write_text(snippet)
     _, mine = load(str(file))
@@ -120,7 +120,7 @@ def test_an_experiment_on_another_one_is_a_few_lines(tmp_path):
 
 @pytest.mark.long
 def test_run_from_python(tmp_path, monkeypatch, capsys):
-    (snippet,) = [block for block in blocks("docs/experiments.md") if "fipa.run(" in block]
+    (snippet,) = [block for block in blocks("docs/how-to/experiments.md") if "fipa.run(" in block]
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict = {}
@@ -163,6 +163,13 @@ def test_docs_link_to_files_and_sections_that_exist(page):
         assert not section or section in anchors(file.read_text("utf-8")), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_are_wrapped(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    long = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith(("|", "<", "!"))]
+    assert long == []
+
+
 def test_anchors_follow_githubs_rule():
     text = "# `fipa run`, 2nd\n## Same\n```\n# no heading\n```\n## Same\n### A [link](x.md) -- and more\n"
     assert anchors(text) == {"fipa-run-2nd", "same", "same-1", "a-link----and-more"}
@@ -170,7 +177,7 @@ def test_anchors_follow_githubs_rule():
 
 
 def test_flower_snippet_makes_a_strategy():
-    snippet = blocks("docs/flower.md")[-1]
+    snippet = blocks("docs/how-to/flower.md")[-1]
     names: dict = {}
     exec(snippet, names)
     assert names["strategy"].precision == "int8"
@@ -184,7 +191,7 @@ def test_flower_apps_with_an_objective_learn(monkeypatch, capsys):
     task = types.ModuleType("my_task")
     task.Net, task.load_data = lambda: copy.deepcopy(model), lambda partition: clients[partition]
     monkeypatch.setitem(sys.modules, "my_task", task)
-    on_node, on_server, _ = blocks("docs/flower.md")
+    on_node, on_server, _ = blocks("docs/how-to/flower.md")
     node: dict = {}
     server: dict = {}
     exec(on_node, node)

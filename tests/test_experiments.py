@@ -62,7 +62,7 @@ def test_the_example_of_a_users_own_problem(tmp_path):
 
 @pytest.mark.long
 def test_the_documented_toml_runs(tmp_path):
-    page = (ROOT / "docs/experiments.md").read_text()
+    page = (ROOT / "docs/how-to/experiments.md").read_text()
     text = page.split("```toml\n")[1].split("```")[0]
     (tmp_path / "own_problem.py").write_text((ROOT / "examples/own_problem.py").read_text())
     (tmp_path / "mine.toml").write_text(text)

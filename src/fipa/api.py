@@ -116,6 +116,8 @@ def _made(make: Callable[[int], Problem], seed: int) -> Problem:
 def _toml(value: Any) -> str:
     """A value as --set takes it.
 
+    Examples
+    --------
     >>> _toml({"rank": 5, "solver": "krylov", "edges": [0.0, True]})
     '{rank = 5, solver = "krylov", edges = [0.0, true]}'
     """

@@ -22,6 +22,8 @@ ParamSelection = str | Iterable[str] | None
 class Layout:
     """An ordered list of named parameters and the flat vector that they make together.
 
+    Examples
+    --------
     >>> layout = Layout(("weight", "bias"), ((2, 3), (2,)))
     >>> layout.numel
     8
@@ -105,6 +107,8 @@ def parameters_of(model: nn.Module, params: ParamSelection = None) -> dict[str, 
         None takes every parameter that requires a gradient. Otherwise names or glob patterns
         (`"head.*"`), one or several; they may also name frozen parameters.
 
+    Examples
+    --------
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     >>> list(parameters_of(model, "1.*"))
     ['1.weight', '1.bias']
@@ -124,6 +128,8 @@ def parameters_of(model: nn.Module, params: ParamSelection = None) -> dict[str, 
 def selected(names: Sequence[str], params: str | Iterable[str]) -> list[str]:
     """Those of the names that `params` names, or has a pattern for; each of its parts must be of use.
 
+    Examples
+    --------
     >>> selected(["body.weight", "head.weight", "head.bias"], "head.*")
     ['head.weight', 'head.bias']
     """

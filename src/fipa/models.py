@@ -12,6 +12,8 @@ from torch import Tensor, nn
 def mlp(sizes: list[int], *, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """Tanh network with a linear output; weights N(0, 1 / fan-in), biases zero.
 
+    Examples
+    --------
     >>> sum(p.numel() for p in mlp([1, 20, 20, 20, 1], generator=torch.Generator()).parameters())
     901
     """

@@ -31,6 +31,8 @@ def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
     delta
         Chance that the promise fails; well below 1 / number of clients.
 
+    Examples
+    --------
     >>> round(epsilon(noise=4.0, rate=1.0, rounds=10, delta=1e-3), 2)
     2.66
     """
@@ -50,6 +52,8 @@ def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
 def noise_for(target_epsilon: float, rate: float, rounds: int, delta: float) -> float:
     r"""The noise multiplier, to a thousandth of $\varepsilon$, that keeps `rounds` releases within `target_epsilon`.
 
+    Examples
+    --------
     >>> z = noise_for(2.0, rate=1.0, rounds=10, delta=1e-3)
     >>> 1.99 < epsilon(z, 1.0, 10, 1e-3) <= 2.0
     True

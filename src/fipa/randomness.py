@@ -10,6 +10,8 @@ import torch
 def seed_for(seed: int, purpose: str, round_number: int = 0, client: int = -1) -> int:
     """A 63-bit seed that is the same on every machine.
 
+    Examples
+    --------
     >>> seed_for(0, "data", client=1) == seed_for(0, "data", client=1) != seed_for(0, "data", client=2)
     True
     """

@@ -36,21 +36,21 @@ class Results:
 
     @classmethod
     def load(cls, directory: str | Path) -> Results:
-        """Those of a run that `fipa run` or `fipa.run` wrote."""
+        """Load the results of a run that `fipa run` or `fipa.run` wrote."""
         return cls(Path(directory), load_results(Path(directory)))
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Arms that have finished a round."""
+        """Names of the arms that have finished a round."""
         return tuple(self.content["arms"])
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of any arm."""
+        """All seeds that any arm has run."""
         return tuple(dict.fromkeys(int(seed) for records in self.content["arms"].values() for seed in records))
 
     def status(self, arm: str) -> dict[int, str]:
-        """By seed: "finished", "running" or "diverged"."""
+        """Status of each seed: "finished", "running" or "diverged"."""
         return {int(seed): record["status"] for seed, record in self._arm(arm).items()}
 
     def metric(self, arm: str) -> Array:

@@ -34,10 +34,10 @@ PATIENCE = 0.5  # seconds to wait for the lock: those who only look whether it i
 
 
 class Watcher(Protocol):
-    """Is told how a run goes on."""
+    """Is told how a run proceeds."""
 
     def begin(self, arm: str, seed: int, done: int, total: int, after: int = 0) -> None:
-        """An arm starts on a seed, or goes on after `done` rounds of `total`; `after` of them are its warm-up's."""
+        """An arm starts on a seed, or resumes after `done` rounds of `total`; `after` of them are its warm-up's."""
 
     def round(self, arm: str, seed: int, record: RoundRecord) -> None:
         """A round is over and safe on disk."""
@@ -136,7 +136,7 @@ class Run:
         if warmup is None:
             raise FipaError(f"{self.name} has no warm-up that could be taken from {other}")
         if other.resolve() == self.directory.resolve():
-            raise FipaError(f"{other} is the run itself: go on with `fipa resume {other}`, or choose another --out")
+            raise FipaError(f"{other} is the run itself: use `fipa resume {other}`, or choose another --out")
         wanted, offered = dump(ours), dump(theirs.experiment)
         for key in ("problem", "warmup"):
             if wanted[key] != offered.get(key):

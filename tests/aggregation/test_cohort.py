@@ -381,3 +381,19 @@ def test_weights_enter_fipa_as_examples_do() -> None:
     for rule in (FIPA(damping=0.2), CompletedFIPA(), FedAvg()):
         one, other = (fipa.aggregate(theta, updates, rule).theta for updates in (weighted, counted))
         torch.testing.assert_close(one, other)
+
+
+def test_other_weights_are_those_of_a_cohort_that_has_them() -> None:
+    """Also where a rule has been applied before: what it remembers has weights in it."""
+    updates = [good(m) for m in range(3)]
+    rule = FIPA(damping=0.1)
+    cohort, _, _ = gather(torch.zeros(P, dtype=DOUBLE), updates)
+    first = rule(cohort, {}).change
+    changed = rule(cohort.with_weights([1, 0, 3]), {}).change
+    expected = [replace(update, weight=w) for update, w in zip(updates, (1.0, 1e-12, 3.0), strict=True)]
+    fresh, _, _ = gather(torch.zeros(P, dtype=DOUBLE), expected)
+    torch.testing.assert_close(changed, rule(fresh, {}).change, rtol=1e-8, atol=1e-10)
+    assert not torch.allclose(first, changed)
+    for weights in ([1, 1], [1, -1, 3], [0, 0, 0], [1, NAN, 1]):
+        with pytest.raises(UpdateError, match="3 clients need one each"):
+            cohort.with_weights(weights)

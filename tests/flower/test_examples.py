@@ -1,4 +1,4 @@
-"""The example apps, on a grid in this process; the quickstart before and after the diff in docs/flower.md."""
+"""The example apps, on a grid in this process; the quickstart before and after the diff in docs/how-to/flower.md."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _component(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("name", ["flower-fitting", "flower-vision", "flower-quickstart"])
+@pytest.mark.parametrize("name", ["flower-fitting", "flower-vision", "flower-quickstart", "flower-digits"])
 def test_flwr_takes_the_apps(name: str, tmp_path: Path, path: pytest.MonkeyPatch) -> None:
     """What `flwr run` looks at before it starts anything."""
     from flwr.cli.config_migration import migrate
@@ -82,7 +82,7 @@ def test_vision(strategy: str, path: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def the_diff() -> str:
-    text = (ROOT / "docs" / "flower.md").read_text("utf-8")
+    text = (ROOT / "docs" / "how-to" / "flower.md").read_text("utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```", text, flags=re.S)
     return diff
 

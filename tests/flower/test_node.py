@@ -42,6 +42,20 @@ def run(strategy: FIPA, rounds: int = 6) -> dict[int, Any]:
     return {k: dict(numbers) for k, numbers in result.train_metrics_clientapp.items()}
 
 
+def test_another_run_in_the_same_process_asks_for_the_objective_again() -> None:
+    """Its partitions, or the data, may be others."""
+    sizes: list[int] = []
+
+    def counted(context: Context) -> tuple[nn.Module, Any, str]:
+        sizes.append(int(context.node_config["num-partitions"]))
+        return objective(context)
+
+    app = client(ClientApp(), objective=counted)
+    for nodes in (2, 3):
+        FIPA(fraction_evaluate=0.0).start(LocalGrid(app, nodes), ArrayRecord(network().state_dict()), 1)
+    assert sizes.count(3) >= 3
+
+
 @pytest.mark.parametrize("local", [fipa.GaussNewton(), fipa.FullGradient()])
 def test_one_line_is_a_method_that_wins(local: fipa.LocalRule) -> None:
     first_order = run(FIPA(fipa.FedAvg(), local=fipa.SGD(lr=0.1, epochs=2, batch=10), fraction_evaluate=0.0))

@@ -50,6 +50,15 @@ class Cohort:
         """The same clients with other updates, by id."""
         return replace(self, deltas=tuple(aligned(deltas[i]) for i in self.ids))
 
+    def with_weights(self, weights: Sequence[float]) -> Cohort:
+        """The same clients with other weights, one each; they are scaled to a sum of 1, and 0 leaves a client out."""
+        total = sum(weights)
+        if len(weights) != len(self.clients) or not 0 < total < float("inf") or min(weights) < 0:
+            raise UpdateError(f"weights {list(weights)}: {len(self.clients)} clients need one each, none negative")
+        return replace(
+            self, weights=tuple(w / total for w in weights), memory={}
+        )  # what is remembered has weights in it
+
     @property
     def mean_delta(self) -> Tensor:
         r"""FedAvg's step $\sum_m w_m \Delta\theta_m$."""
@@ -131,7 +140,7 @@ def _in_order(updates: Sequence[ClientUpdate]) -> tuple[list[ClientUpdate], tupl
 
 
 def _layout(theta: Tensor | Mapping[str, Tensor], updates: Sequence[ClientUpdate]) -> Layout | None:
-    """Of the first curvature, else of the first named update, that fits theta; else of the parameters themselves.
+    """The layout of the first curvature or named update that fits theta; else that of the parameters themselves.
 
     One that does not fit is not taken, so that it is this client, and not theta or the others, that gets the blame.
     """

@@ -19,6 +19,13 @@ class DiagonalFisher:
 
     `damping` $\beta$ leads to FedAvg as it grows, and decides alone where no client has curvature: with
     `damping=0` those parameters are averaged too.
+
+    Parameters
+    ----------
+    damping
+        $\beta$: the larger, the closer to FedAvg.
+    step
+        $\gamma$, the server's step.
     """
 
     damping: float = 0.0

@@ -13,7 +13,13 @@ from fipa.aggregation.rule import Step, check_not_negative
 
 @dataclass(frozen=True)
 class FedAvg:
-    r"""$d = \gamma \sum_m w_m \Delta\theta_m$ (paper Eq. `eq:fedavg_aggregation`, with a server step $\gamma$)."""
+    r"""The weighted mean of the updates, $d = \gamma \sum_m w_m \Delta\theta_m$ (paper Eq. `eq:fedavg_aggregation`).
+
+    Parameters
+    ----------
+    step
+        $\gamma$, the server's step.
+    """
 
     step: float = 1.0
 

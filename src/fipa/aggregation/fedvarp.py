@@ -29,6 +29,13 @@ class FedVARP:
 
     The server keeps one update for each client that it has seen. Clients need ids.
 
+    Parameters
+    ----------
+    step
+        $\gamma$, the server's step.
+
+    Examples
+    --------
     >>> from fipa import ClientUpdate, aggregate
     >>> one, two = (ClientUpdate(torch.full((2,), x), 10, client_id=i) for i, x in enumerate((1.0, 3.0)))
     >>> first = aggregate(torch.zeros(2), [one, two], FedVARP())

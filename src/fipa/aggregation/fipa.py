@@ -110,6 +110,12 @@ class CompletedFIPA:
 
     Parameters
     ----------
+    damping
+        $\beta$: the larger, the closer to FedAvg.
+    step
+        $\gamma$, the server's step.
+    cutoff
+        Without damping: eigenvalues of $\hat H$ below this share of the largest count as zero.
     pull
         Factor of y. 1 takes an update for the way to the client's optimum: all others are pulled there where its
         curvature is high. 0 takes it for a step against its gradient, and $d = \gamma \beta (\hat H + \beta I)^{-1}

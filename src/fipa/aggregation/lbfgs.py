@@ -39,6 +39,8 @@ class LBFGS:
     first
         Length of d at step 1 as long as there is no pair: gradients alone tell no length.
 
+    Examples
+    --------
     >>> from fipa import ClientUpdate, aggregate
     >>> theta, state = torch.tensor([4.0]), None
     >>> for _ in range(2):  # the loss is 3/2 theta^2: two gradients tell it all
@@ -96,7 +98,7 @@ class _Inverse:
         return cls(s, y, float(s[-1] @ y[-1]) / float(y[-1] @ y[-1]))
 
     def __call__(self, v: Tensor) -> Tensor:
-        """Its product with a vector (p) or with columns (p x n)."""
+        """The product with a vector (p) or with columns (p x n)."""
         v = v.clone()
         curvatures = [float(s @ y) for s, y in zip(self.steps, self.turns, strict=True)]
         shares: list[Tensor] = []

@@ -20,7 +20,7 @@ Theta = TypeVar("Theta", Tensor, dict[str, Tensor])
 
 @dataclass(frozen=True)
 class Diagnostics:
-    r"""What a rule did.
+    r"""Numbers that describe the step that a rule has taken.
 
     Attributes
     ----------

@@ -22,7 +22,17 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class FedAvgM:
-    r"""Momentum, $v \leftarrow \mu v + \Delta$, $\theta \leftarrow \theta + \eta v$; $\Delta$: step of `inner`."""
+    r"""Momentum on the server, $v \leftarrow \mu v + \Delta$, $\theta \leftarrow \theta + \eta v$.
+
+    Parameters
+    ----------
+    momentum
+        $\mu$, from 0 to below 1.
+    lr
+        $\eta$, the server's learning rate.
+    inner
+        The rule whose step $\Delta$ is taken as the pseudo-gradient.
+    """
 
     momentum: float = 0.9
     lr: float = 1.0
@@ -44,6 +54,19 @@ class _Adaptive(ABC):
     r"""$m \leftarrow \beta_1 m + (1 - \beta_1) \Delta$, then $\theta \leftarrow \theta + \eta m / (\sqrt v + \tau)$.
 
     v starts at $\tau^2$, and there is no bias correction, as in the paper of Reddi et al.
+
+    Parameters
+    ----------
+    lr
+        $\eta$, the server's learning rate.
+    beta1
+        $\beta_1$, the momentum.
+    beta2
+        $\beta_2$, how slowly the mean square forgets.
+    tau
+        $\tau$: the larger, the less each coordinate has a step of its own.
+    inner
+        The rule whose step $\Delta$ is taken as the pseudo-gradient.
     """
 
     lr: float = 0.01
@@ -72,7 +95,7 @@ class _Adaptive(ABC):
 
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
-    r"""$v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2$."""
+    r"""Adam on the server, $v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2$."""
 
     def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -80,7 +103,7 @@ class FedAdam(_Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
-    r"""$v \leftarrow v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)$."""
+    r"""Yogi on the server, $v \leftarrow v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)$."""
 
     def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)
@@ -88,7 +111,7 @@ class FedYogi(_Adaptive):
 
 @dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    r"""$v \leftarrow v + \Delta^2$; momentum is off by default."""
+    r"""Adagrad on the server, $v \leftarrow v + \Delta^2$; momentum is off by default."""
 
     beta1: float = 0.0
 

@@ -58,7 +58,7 @@ class ClientMemory:
 
 @dataclass(frozen=True)
 class SharedFIPA:
-    r"""$\arg\min_d\; g^\top d + \frac12 d^\top (Q S Q^\top + \beta I) d$ over the span of Q, with $|d| \le$ `radius`.
+    r"""The least of $g^\top d + \frac12 d^\top (Q S Q^\top + \beta I) d$ over d in the span of Q, $|d| \le$ `radius`.
 
     Clients with `fipa.FullGradient()` send $\Delta\theta_m = -g_m$. Of clients that train, with a `moment` in their
     curvature, the minimum of $\sum_m w_m (d - \Delta\theta_m)^\top (Q S_m Q^\top + \beta I) (d - \Delta\theta_m)$ is
@@ -163,7 +163,7 @@ def usual_curvature(summary: CurvatureSummary | None) -> float:
 
 
 def _spectrum(cohort: Cohort) -> tuple[Tensor, Tensor]:
-    """Of the mean curvature, in double precision, the largest eigenvalue first."""
+    """Eigenpairs of the mean curvature, in double precision, the largest eigenvalue first."""
     summaries = cohort.require(BasisCurvature, "SharedFIPA")
     total = sum(w * one.matrix.double() for w, one in zip(cohort.weights, summaries, strict=True))
     assert isinstance(total, Tensor)

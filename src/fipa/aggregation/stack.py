@@ -38,7 +38,7 @@ class Stack:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the sketches; their rounding is the noise of the spectrum."""
+        """Dtype of the sketches; their rounding is the noise of the spectrum."""
         return self.vectors[0].dtype
 
     @property

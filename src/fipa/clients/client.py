@@ -15,7 +15,7 @@ from fipa.errors import FipaError
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    r"""What one client holds.
+    r"""The data and the loss of one client.
 
     Parameters
     ----------

@@ -76,7 +76,7 @@ class Descent(LocalRule):
         return None
 
     def corrections(self, work: LocalWork) -> Tensor | None:
-        """Of all clients (M x p)."""
+        """The corrections of all clients (M x p); None if there are none."""
         found = [self.correction(work.theta, memory, work.shared) for memory in work.memories]
         if all(one is None for one in found):
             return None
@@ -101,7 +101,13 @@ class Adam(Descent):
 
 @dataclass(frozen=True)
 class SGD(Descent):
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent.
+
+    Parameters
+    ----------
+    momentum
+        Momentum of local training; it starts at zero in every round.
+    """
 
     lr: float = 1e-2
     momentum: float = 0.0

@@ -23,7 +23,7 @@ class FeatureRule(SGD):
     levels: tuple[str, ...] = ()
 
     def levels_of(self, model: nn.Module) -> tuple[str, ...]:
-        """Those of the rule, or the model's own."""
+        """Levels of the rule, or the model's own."""
         known = dict(model.named_modules())
         unknown = [level for level in self.levels if level not in known]
         if unknown:
@@ -32,7 +32,7 @@ class FeatureRule(SGD):
 
     @abstractmethod
     def default_levels(self, model: nn.Module) -> tuple[str, ...]:
-        """Where the rule looks if it is not told."""
+        """Levels that the rule uses by default."""
 
     @abstractmethod
     def extra(self, features_at: Callable[[Tensor, Tensor], Sequence[Tensor]], theta: Tensor, memory: Memory) -> Extra:

@@ -21,6 +21,8 @@ class FedRCL(FeatureRule):
 
     Parameters
     ----------
+    temperature, threshold
+        Temperature of the similarities, and the similarity above which pairs are pushed apart.
     contrast, penalty
         Weights of the two.
     kind

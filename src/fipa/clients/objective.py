@@ -94,7 +94,7 @@ class Objective:
         return lambda *args: self._call(params, *args)
 
     def _residuals(self, model: Callable[..., Tensor], terms: Terms) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each term, with their weights."""
+        """Residuals of each term, with their weights."""
         for residual, (inputs, weight) in zip(self._client.data, terms, strict=True):
             rows = residual.rows(model, inputs)
             if weight.shape[1] not in (1, rows.shape[1]):

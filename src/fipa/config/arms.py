@@ -14,6 +14,8 @@ from fipa.errors import FipaError
 def tables(arms: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Arms by name, each with the keys of an arm in TOML. Rules and settings may be objects, such as `fipa.FIPA()`.
 
+    Examples
+    --------
     >>> import fipa
     >>> tables({"mine": {"rule": fipa.FedAvg(step=0.5), "local": {"name": "adam", "lr": 0.01, "steps": 5}}})
     [{'name': 'mine', 'rule': {'name': 'fedavg', 'step': 0.5}, 'local': {'name': 'adam', 'lr': 0.01, 'steps': 5}}]

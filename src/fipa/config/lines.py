@@ -16,6 +16,8 @@ _PLAIN = re.compile(r"[^,\]}\n#]*")
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     r"""The line (from 1) that sets a key, or else the nearest key or table above it.
 
+    Examples
+    --------
     >>> line_of('[[arms]]\nname = "a"\n[[arms]]\nrule = {name = "fipa",\n step = 2}', ("arms", 1, "rule", "step"))
     5
     """

@@ -36,7 +36,33 @@ from fipa.problems.registry import PROBLEMS
 
 
 class StageSpec(Strict):
-    """Part of an arm; what it does not say is as in the arm."""
+    """Part of an arm; what it does not say is as in the arm.
+
+    Attributes
+    ----------
+    rounds
+        Length of the stage. The last stage may leave it out, and lasts as long as the arm.
+    rule
+        The server's rule: a table with its `name` and settings.
+    inner
+        The rule inside of `fedavgm`, `fedadam`, `fedyogi` or `fedadagrad`; FedAvg if it is left out.
+    local
+        What clients do: a table with its `name` and settings.
+    sketch
+        What clients tell about their curvature.
+    step_control
+        Let the clients' loss decide on damping or step. On by default for FIPA's rules on least squares.
+    trust_region
+        Limit the length of steps in a shared basis. On by default for `gradient` clients.
+    adaptive_steps
+        Let each client choose its number of local steps; needs `sketch.adaptive`.
+    lr_scale
+        Factor for the clients' learning rate, 1.0 by default.
+    evaluate_every
+        Rounds from one evaluation to the next, 1 by default.
+    damping_decay
+        The rule's damping is multiplied by this after every round, 1.0 by default.
+    """
 
     rounds: Annotated[int, Field(ge=1)] | None = None
     rule: RuleSpec | None = None
@@ -52,7 +78,27 @@ class StageSpec(Strict):
 
 
 class ArmSpec(StageSpec):
-    """A named way to solve the problem."""
+    """A named way to solve the problem.
+
+    Attributes
+    ----------
+    name
+        What the arm is called in tables, figures and `--arm`.
+    stages
+        Parts of the arm, one after the other; each may change any of the keys of a stage.
+    participation
+        Which clients are asked in a round; all by default.
+    faults
+        A simulated network that drops and delays answers; none by default.
+    centralised
+        One client holds all data: the reference that no federation can use.
+    start
+        Round of the warm-up that the arm starts from; 0 is from scratch, its last round is the default.
+    params
+        Names or patterns of the parameters that are trained, sketched and sent; all by default.
+    average
+        The mean of the last so many models is evaluated beside the last one; 0 for none.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     stages: tuple[StageSpec, ...] = ()
@@ -223,7 +269,17 @@ def _stage(stage: StageSpec, least_squares: bool) -> Stage:
 
 
 class EngineSpec(Strict):
-    """How to compute; changes nothing but speed, except the last bits with `threads` and `group`."""
+    """How to compute; changes nothing but speed, except the last bits with `threads` and `group`.
+
+    Attributes
+    ----------
+    workers
+        Processes that clients are shared out to.
+    threads
+        Threads of each process.
+    group
+        Most clients that are trained side by side.
+    """
 
     workers: Annotated[int, Field(ge=1)] = 1
     threads: Annotated[int, Field(ge=1)] = 1
@@ -231,7 +287,33 @@ class EngineSpec(Strict):
 
 
 class Experiment(Strict):
-    """A whole experiment."""
+    """A whole experiment.
+
+    Attributes
+    ----------
+    title
+        Heading of the report.
+    description
+        Text below the heading.
+    rounds
+        Rounds of every arm that does not say otherwise.
+    seeds
+        Seeds to run; each is a whole federation of its own.
+    control
+        The arm that others are compared with, seed by seed.
+    reference
+        The arm whose parameters others are compared with, round by round.
+    figure
+        Layout of the figures.
+    problem
+        What is to be solved: a table with its `name` and settings.
+    engine
+        How to compute: processes, threads, clients side by side.
+    warmup
+        An arm that is run once per seed, and whose last model is where all others start.
+    arms
+        Ways to solve the problem, which are compared.
+    """
 
     title: str = ""
     description: str = ""

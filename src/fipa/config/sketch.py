@@ -24,6 +24,33 @@ class SketchSpec(Strict):
     """What clients tell about their curvature; at most one of rank, threshold, trace_share and adaptive.
 
     Which of the settings apply is up to the plan that the rule needs: those that are fields of it.
+
+    Attributes
+    ----------
+    rank
+        Number of eigenpairs, or `"full"` for all that the data support.
+    threshold
+        Keep eigenvalues above this share of the largest.
+    trace_share
+        Keep as few eigenpairs as hold this share of the whole curvature.
+    adaptive
+        Let each client choose its rank, as in the paper.
+    max_rank
+        Most eigenpairs with `threshold` or `trace_share`.
+    width
+        Columns of the test matrix, for additive FIPA.
+    solver
+        How eigenpairs are found; `"auto"` chooses by size.
+    route
+        How the curvature is represented; `"auto"` chooses by size and model.
+    oversampling
+        Extra columns of the iteration, beyond the rank.
+    iterations
+        Passes of the iteration: the more, the more exact.
+    max_examples
+        Use at most so many examples, drawn at random.
+    sampled_labels
+        Labels that are drawn per example instead of summing over all classes.
     """
 
     rank: Annotated[int, Field(ge=1)] | Literal["full"] | None = None

@@ -182,6 +182,8 @@ def additive_statistics(
     num_examples
         The client's weight $N_m$ (all its examples, also when the curvature is taken on a sub-sample).
 
+    Examples
+    --------
     >>> model = nn.Linear(4, 3)
     >>> x, delta = torch.randn(50, 4), torch.zeros(15)
     >>> one = additive_statistics(model, x, delta=delta, width=6, test_seed=1, num_examples=50)

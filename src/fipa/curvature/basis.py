@@ -186,6 +186,8 @@ def basis_curvature(
     delta
         The flat update of a client that trains, whose $Q^\top H_m \Delta\theta_m$ is then told as well.
 
+    Examples
+    --------
     >>> model = nn.Linear(4, 3)
     >>> Q, _ = torch.linalg.qr(torch.randn(15, 6))
     >>> basis_curvature(model, torch.randn(50, 4), basis=Q).matrix.shape

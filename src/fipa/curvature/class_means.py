@@ -52,6 +52,8 @@ class ClassSums(CurvatureSummary):
 class ClassSumsPlan(CurvaturePlan):
     """Sums and counts by class.
 
+    Examples
+    --------
     >>> from fipa import Client, Layout, Occasion, parameters_of
     >>> model = nn.Linear(4, 3)
     >>> client = Client((torch.randn(20, 4), torch.zeros(20, dtype=torch.int64)), "cross_entropy")

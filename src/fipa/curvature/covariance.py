@@ -111,6 +111,8 @@ def input_covariance(
     Arguments as for `sketch`. Layers that the forward pass does not call as modules (attention does that with its
     projections) get none, and are averaged.
 
+    Examples
+    --------
     >>> list(input_covariance(nn.Linear(4, 3), torch.randn(50, 4)).layers)
     ['weight']
     """

@@ -52,6 +52,8 @@ def diagonal_fisher(
 ) -> DiagonalCurvature:
     r"""Exact diagonal of $H_m$ (or of its sampled-label estimate), block by block; arguments as for `sketch`.
 
+    Examples
+    --------
     >>> import torch
     >>> diagonal_fisher(nn.Linear(4, 3), torch.randn(50, 4)).values.shape
     torch.Size([15])

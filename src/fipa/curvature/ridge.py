@@ -69,6 +69,8 @@ class RidgeStatistics(CurvatureSummary):
 class RidgePlan(CurvaturePlan):
     """A head's ridge statistics.
 
+    Examples
+    --------
     >>> from fipa import Client, Layout, Occasion, parameters_of
     >>> model = nn.Linear(4, 3)
     >>> client = Client((torch.randn(20, 4), torch.randint(3, (20,))), "cross_entropy")

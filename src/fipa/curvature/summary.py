@@ -129,27 +129,27 @@ class Source(Protocol):
 
     @property
     def loss(self) -> LossName:
-        """On these data."""
+        """Name of the loss on these data."""
 
     @property
     def num_examples(self) -> int:
-        """Their weight."""
+        """Number of examples, the client's weight."""
 
 
 @dataclass(frozen=True, eq=False)
 class Occasion:
-    """Of one computation: what differs from client to client and from round to round.
+    """What differs from client to client and from round to round when a curvature is computed.
 
     Parameters
     ----------
     seed
-        Of this client's random numbers.
+        Seed of this client's random numbers.
     shared_seed
-        Of what all clients of the round share.
+        Seed of what all clients of the round share.
     delta
         The client's update, flat; None where there is none yet.
     basis
-        That all clients of the round share (p x k), for curvatures that are seen through one.
+        The basis that all clients of the round share (p x k), for curvatures that are seen through one.
     """
 
     seed: int

@@ -80,6 +80,8 @@ class Residual:
 
     A PDE client sums an interior and a boundary term (paper Eqs. `eq:pde_loss` to `eq:pde_fisher`):
 
+    Examples
+    --------
     >>> x = torch.linspace(0, 1, 5)[:, None]
     >>> interior = Residual(lambda u, x: (u(x) - x.square()).squeeze(1), x)
     >>> edge = Residual(lambda u, x: u(x).squeeze(1), x[:1], weight=10.0)

@@ -34,7 +34,7 @@ class Augment:
             raise FipaError("augment: crop must not be negative, and rotation lie between 0 and 180 degrees")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Of (n x channels x height x width)."""
+        """The images (n x channels x height x width), varied."""
         n, channels, height, width = images.shape
         rows, columns = self.places(n, height, width, generator)
         pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)

@@ -63,7 +63,7 @@ class Normalise:
     std: tuple[float, ...]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Of (n x channels x height x width)."""
+        """Numbers from bytes (n x channels x height x width)."""
         mean = torch.tensor(self.mean)[:, None, None] * 255
         std = torch.tensor(self.std)[:, None, None] * 255
         return ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)

@@ -22,6 +22,11 @@ class BalancedDirichlet:
 
     Client after client draws class proportions $p \sim \mathrm{Dir}(\alpha)$, then its share of the examples that are
     left, each with a chance in proportion to p of its class.
+
+    Parameters
+    ----------
+    alpha
+        $\alpha$: the smaller, the fewer classes a client has.
     """
 
     name: Literal["balanced-dirichlet"] = field(default="balanced-dirichlet", kw_only=True)
@@ -50,6 +55,13 @@ class Dirichlet:
     r"""Unequal shares with unequal classes: each class is cut in proportions $p \sim \mathrm{Dir}(\alpha)$.
 
     A client with fewer than `smallest` examples gets what it lacks, one by one, from whoever has most.
+
+    Parameters
+    ----------
+    alpha
+        $\alpha$: the smaller, the more unlike the clients.
+    smallest
+        Least number of examples of a client.
     """
 
     name: Literal["dirichlet"] = field(default="dirichlet", kw_only=True)
@@ -77,6 +89,11 @@ class Shards:
 
     As in McMahan et al. (2017), with two shards per client. Sizes of shards differ by one where they do not come out
     even.
+
+    Parameters
+    ----------
+    per_client
+        Shards of each client.
     """
 
     name: Literal["shards"] = field(default="shards", kw_only=True)
@@ -100,6 +117,13 @@ class QuantitySkew:
     r"""Unequal shares with equal classes: sizes in proportions $p \sim \mathrm{Dir}(\alpha)$, examples at random.
 
     A client with fewer than `smallest` examples gets what it lacks, one by one, from whoever has most.
+
+    Parameters
+    ----------
+    alpha
+        $\alpha$: the smaller, the more unequal the shares.
+    smallest
+        Least number of examples of a client.
     """
 
     name: Literal["quantity"] = field(default="quantity", kw_only=True)

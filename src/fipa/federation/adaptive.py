@@ -15,6 +15,15 @@ class AdaptiveRank:
 
     $g_m$ is the client's gradient at the broadcast model, $g = \sum_m g_m$, k the round. Gradients are those of the
     loss, a mean over the examples; with `sums` they are summed over the examples, as in the published code.
+
+    Parameters
+    ----------
+    constant
+        C: the larger, the fewer eigenpairs are kept.
+    max_rank
+        Most eigenpairs that are kept; None sets no limit.
+    sums
+        Take gradients as sums over the examples, as in the published code.
     """
 
     constant: float = 1.0
@@ -42,6 +51,15 @@ class AdaptiveSteps:
 
     Clamped to [1, `most`]; $\lambda_{min}$ is the smallest eigenvalue that the sketch keeps, $\eta$ the learning rate.
     With `sums`, gradient and eigenvalue are sums over the examples instead of means, as in the published code.
+
+    Parameters
+    ----------
+    constant
+        C: the smaller, the more steps.
+    most
+        Most local steps.
+    sums
+        Take gradients and eigenvalues as sums over the examples, as in the published code.
     """
 
     constant: float = 0.1

@@ -325,7 +325,7 @@ class _Round:
         self._events.append(event(self.k, client, text))
 
     def mean(self, replies: Mapping[int, Reply], numbers: Mapping[int, float]) -> float:
-        """Of some clients' numbers, with the weights that they have in the aggregation."""
+        """Mean of some clients' numbers, with the weights that the clients have in the aggregation."""
         alike = self.arm.participation.kind == "weighted"
         weights = {client: 1 if alike else replies[client].update.num_examples for client in numbers}
         total = math.fsum(weights[client] * number for client, number in numbers.items())

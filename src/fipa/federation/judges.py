@@ -39,7 +39,7 @@ class Judges:
         self._buffers = {**round_.state.buffers, **averaged(list(replies.values()))}
 
     def called(self) -> Conversation[Judges]:
-        """Those who did not tell their loss at the broadcast model are asked for it, if they have not been before."""
+        """Ask for the loss at the broadcast model of those clients that have not told it yet."""
         known = self._round.state.judged
         self.losses = {client: known[client] for client in self._replies if client in known} | self.losses
         silent = [client for client in self._replies if client not in self.losses]

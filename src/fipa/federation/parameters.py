@@ -42,7 +42,7 @@ def load_theta(path: str | Path) -> Tensor:
 
 
 def mean_of(models: Sequence[Tensor]) -> Tensor:
-    """Their mean, summed in double precision and in order: the same bits everywhere."""
+    """The mean of several models, summed in double precision and in order: the same bits everywhere."""
     total = torch.zeros_like(models[0], dtype=torch.float64)
     for theta in models:
         total += theta

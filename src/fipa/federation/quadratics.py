@@ -51,7 +51,7 @@ class News:
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
-    r"""Of M clients, in the order of their ids; a row each.
+    r"""What the server remembers of M clients: a row each, in the order of their ids.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Quadratics:
 
     @classmethod
     def none(cls, like: Tensor, kept: torch.dtype | None = None) -> Quadratics:
-        """Of no client, for parameters (p) like these; updates and matrices are kept in another dtype if so wished."""
+        """An empty memory for parameters (p) like these; `kept` is the dtype of updates and matrices."""
         whole = torch.zeros(0, dtype=torch.int64)
         empty, table, kept = like.new_zeros, like.new_zeros(0, 0), kept or like.dtype
         updates, matrices = empty(0, len(like), dtype=kept), empty(0, 0, 0, dtype=kept)

@@ -13,28 +13,54 @@ WHOLE = {"series": False}  # a field that is no number per round: results.json p
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, made for JSON.
+    r"""What happened in one round, in a form that JSON can hold.
 
     Attributes
     ----------
     round
-        Its number; rounds of a warm-up count.
-    metric, averaged_metric
-        What the model is worth after the round, and the mean of the last models; None where it was not evaluated.
-    loss, loss_after
-        The clients' weighted mean at the model that was broadcast, and, with step control, after the round's step.
+        Number of the round; rounds of a warm-up count.
+    metric
+        Metric of the model after the round; None where it was not evaluated.
+    averaged_metric
+        Metric of the mean of the arm's last models; None where it was not evaluated.
+    loss
+        Weighted mean of the clients' losses at the model that was broadcast.
+    loss_after
+        The same after the round's step, where clients were asked for it.
     seconds
-        The time that clients and server took, evaluation aside.
-    uplink_bytes, downlink_bytes, trips, messages
-        All that went to the server and to the clients; how often clients were asked, and with how many messages.
-    rank, ranks, local_steps, clients
-        Mean and single ranks of the sketches, local steps, and the clients whose updates were used.
-    damping, step, trials, accepted
-        Settings of the server's step; how many were tried, and whether one was taken.
-    step_length, cosine_with_fedavg, effective_rank
-        See `fipa.Diagnostics`.
+        Time for training and aggregation, without evaluation.
+    uplink_bytes
+        Bytes that all clients of the round sent to the server.
+    downlink_bytes
+        Bytes that the server sent to all clients of the round.
+    trips
+        How often clients were asked: once for their updates, and once more for every gradient, trial or bend.
+    messages
+        Messages in both directions.
+    rank
+        Mean rank of the sketches.
+    ranks
+        Rank of each client's sketch.
+    local_steps
+        Local steps of each client that answered in time.
+    clients
+        Clients whose updates were used, late ones included.
+    damping
+        Damping of the server's step, for rules that have one.
+    step
+        Factor of the server's step, for rules that have one.
+    trials
+        Number of steps that were tried.
+    accepted
+        Whether one of the trials was taken.
+    step_length
+        Length of the step, $|\\theta' - \\theta|$.
+    cosine_with_fedavg
+        Cosine between the step and FedAvg's.
+    effective_rank
+        Number of directions that the curvature decides, see `fipa.Diagnostics`.
     peak_memory_mib
-        The most memory of all processes together since the arm began; None where the system does not tell.
+        Most resident memory of all processes together since the arm began; None where the system does not tell.
     metrics
         Weighted means of the numbers that clients reported of their own accord.
     events

@@ -326,14 +326,14 @@ class SharedStep:
         return Outcome(taken, kept, trials, self.rule.damping, radius=used, loss=before, loss_after=after)
 
     def _expected(self, pooled: ClientUpdate, step: Tensor) -> float:
-        """By how much the loss falls, as the quadratics have it."""
+        """The fall of the loss that the quadratics predict."""
         sketch = pooled.sketch
         assert isinstance(sketch, BasisCurvature)
         inside = sketch.basis.T @ step
         return max(float(_flat(pooled) @ step - inside @ sketch.matrix @ inside / 2), torch.finfo(torch.float64).tiny)
 
     def _generator(self, directions: Sequence[Tensor]) -> torch.Generator:
-        """Of the rotation that hides single directions: its seed is a digest of all of them, which no client has."""
+        """Random numbers of the rotation that hides single directions: the seed is a digest that no client has."""
         digest = hashlib.blake2b(f"{self.round.seed}/{self.round.k}".encode(), digest_size=8)
         for direction in directions:
             digest.update(direction.contiguous().numpy().tobytes())

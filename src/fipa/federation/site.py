@@ -107,7 +107,7 @@ class Site:
         return varied.losses(theta.expand(len(clients), -1)).tolist()
 
     def _generators(self, clients: Sequence[int], round_number: int) -> list[torch.Generator]:
-        """Those of what clients draw in their training in a round."""
+        """The clients' random numbers for their training in a round."""
         return [generator_for(self.seed, "batches", round_number, client) for client in clients]
 
     def gradients(self, clients: Sequence[int], theta: Tensor, round_number: int = 0) -> Tensor:

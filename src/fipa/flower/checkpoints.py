@@ -68,7 +68,7 @@ class Checkpoints:
         return self.path.with_name(f"{self.path.stem}-{name}{self.path.suffix}")
 
     def resumed(self, loaded: tuple[State, dict[str, Any]], fixed: Mapping[str, str], free: Mapping[str, str]) -> State:
-        """The state to go on with under the present settings: `fixed` ones must be as they were, others need not."""
+        """The state to resume from under the present settings: `fixed` ones must be as they were, others need not."""
         state, before = loaded[0], loaded[1].get("settings", {})
         for name, value in fixed.items():
             if value != before.get(name):

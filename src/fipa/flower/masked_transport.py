@@ -28,7 +28,7 @@ from fipa.randomness import seed_for
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """Those whose gradients are in a round's sum, who are asked again in the same round."""
+    """The clients whose gradients are in a round's sum; they are asked again in the same round."""
 
     clients: tuple[int, ...]
     threshold: int

@@ -48,7 +48,7 @@ class Names:
 
     @classmethod
     def of(cls, model: nn.Module, before: Mapping[str, Tensor]) -> Names:
-        """Of a model after training, which began with the arrays `before`."""
+        """Names of a model after training, which began with the arrays `before`."""
         params = dict(model.named_parameters())
         first = {id(p): name for name, p in params.items()}
         aliases = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}

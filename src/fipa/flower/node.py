@@ -133,11 +133,11 @@ def told(request: Request, names: Names) -> RecordDict:
 
 
 def site_by(objective: Objective) -> SiteOf:
-    """Sites of one client each, from what `objective(context)` returns; the last ones are kept."""
+    """Sites of one client each, from what `objective(context)` returns; the last ones are kept, for one run each."""
     kept: dict[Any, Site] = {}
 
     def site_of(context: Context, request: Request, frame: Mapping[str, Tensor], _: Mapping[str, Any]) -> Site:
-        key = (context.node_id, request.client, request.seed, request.params, request.frame)
+        key = (context.run_id, context.node_id, request.client, request.seed, request.params, request.frame)
         if key not in kept:
             model, client = unpacked(objective(context))
             names = Names.of(model, {name: tensor.cpu() for name, tensor in model.state_dict().items()})

@@ -128,7 +128,7 @@ def settings_of(order: Order) -> dict[str, Any]:
 
 
 def curve_of(question: Curve, client: int, whole: bool) -> dict[str, Any]:
-    """Of a question about the curvature in the shared basis, all but its tensors; `whole` sends all columns."""
+    """A question about the curvature in the shared basis without its tensors; `whole` sends all columns."""
     moves = question.basis.news(None) if whole else question.news(client)
     return {
         "plan": (kind_of(question.plan), settings_of_plan(question.plan)), "length": question.length,

@@ -85,7 +85,7 @@ class SecureFIPA(FIPA):
         self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,
         **more: Any,
     ) -> MaskedTransport:  # fmt: skip
-        """What carries the questions."""
+        """The transport that carries the server's questions."""
         return MaskedTransport(
             grid, cargo, names, seed=self.seed, patience=patience, config=config, roster=self._roster,
             threshold=self.threshold, fraction_bits=self.fraction_bits, signs=self.signs, validate=self._validate,

@@ -69,7 +69,7 @@ class FIPA(FedAvg):
         `validate(arrays)` tells the loss of a model on the server. Without it clients do: those with an objective by
         that, others by the app's own `@app.evaluate()` function, which must return a loss.
     loss_name
-        Of the loss among the metrics of that function; by default the one name with "loss" in it.
+        Name of the loss among the metrics of that function; by default the one name with "loss" in it.
     safety
         `fipa.federation.safety.Safety`: the longest step, slower clients after rounds without one, and the share of a
         client's time for curvature. By default on with the default rule; None for none.
@@ -82,7 +82,7 @@ class FIPA(FedAvg):
         Names or patterns of the parameters that are trained; by default those that clients do not freeze. Buffers of
         floating-point numbers that training changes, such as BatchNorm's statistics, are averaged.
     precision
-        Of matrices on their way to the server: `"float32"`, `"bfloat16"` or `"int8"`.
+        Precision of matrices on their way to the server: `"float32"`, `"bfloat16"` or `"int8"`.
     deadline, quorum, grace
         A question is closed after so many seconds if that share of the clients asked has answered, and the others have
         had so many seconds of grace since. Without a deadline it waits for all of them, up to the `timeout` of `start`.
@@ -91,7 +91,7 @@ class FIPA(FedAvg):
         A late answer counts in a later round, with the sketch it was made with, and its weight times this to the
         power of its age in rounds; None for not at all.
     seed
-        Of all choices: the same seed gives the same run, whatever the nodes' ids and the order of their replies.
+        Seed of all choices: the same seed gives the same run, whatever the nodes' ids and the order of their replies.
     checkpoint, keep
         File for the state after every round. If it is there already, `start` resumes from it: with other settings, if
         you like, but for those that the error names. Beside it the states after the last `keep` rounds, and the best.
@@ -107,7 +107,7 @@ class FIPA(FedAvg):
     Attributes
     ----------
     records, events
-        Of all rounds so far; and what happened, by round and client.
+        Records of all rounds so far; and events, each with its round and client.
     """
 
     def __init__(
@@ -169,16 +169,16 @@ class FIPA(FedAvg):
 
     @property
     def records(self) -> list[RoundRecord]:
-        """Of all rounds so far."""
+        """Records of all rounds so far."""
         return self.journal.records
 
     @property
     def events(self) -> deque[dict[str, Any]]:
-        """What happened, by round and client."""
+        """Events of all rounds so far, each with its round and client."""
         return self.journal.events
 
     def arm(self, num_rounds: int) -> Arm:
-        """What happens in so many rounds."""
+        """The stages and participation of a run of that many rounds."""
         share = Share(self.fraction_train, self.min_train_nodes)
         if self._arm is not None:
             count = self._arm.participation.count
@@ -189,7 +189,7 @@ class FIPA(FedAvg):
         return Arm("FIPA", (*warmup, replace(self._main, rounds=length)), share, faults, average=0)
 
     def decide(self, grid: Grid, stored: str | None) -> bool:
-        """If nothing was said of rule and training: do clients share a basis? As `stored`, or if all can."""
+        """Choose the default rule and training: a shared basis if all clients have an objective, or as `stored`."""
         if self._open:
             there = {} if stored else self._roster.present(grid, self.patience.least)
             shared = stored == SharedFIPA.__name__ if stored else self._roster.all_have(OBJECTIVE, there.values())
@@ -234,7 +234,7 @@ class FIPA(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What `configure_train` has come to."""
+        """The arrays and metrics of the round that `configure_train` has run."""
         if self._run is None:
             raise FipaError("FIPA.aggregate_train comes after configure_train: call super().start(...), or both")
         return self._run.arrays, MetricRecord(self.journal.metrics[TRAIN][self._run.state.round_number])
@@ -243,7 +243,7 @@ class FIPA(FedAvg):
         self, grid: Grid, cargo: Cargo, names: tuple[str, ...], patience: Patience, config: ConfigRecord | None,
         **more: Any,
     ) -> FlowerTransport:  # fmt: skip
-        """What carries the questions."""
+        """The transport that carries the server's questions."""
         return FlowerTransport(
             grid, cargo, names, seed=self.seed, patience=patience, precision=self.precision, limits=self.limits,
             config=config, roster=self._roster, validate=self._validate, loss_name=self._loss_name,

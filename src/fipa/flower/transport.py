@@ -264,7 +264,7 @@ class FlowerTransport:
         return self.inbox.open(replies, self._method(question), ask.round_number, expected, arrays)
 
     def arrays(self, theta: Tensor) -> dict[str, Tensor]:
-        """Those that a client's names may be of."""
+        """All arrays of a model, by every name that a client may use."""
         arrays = {**self.cargo.frame, **self.cargo.buffers, **self.cargo.layout.unflatten(theta)}
         return arrays | {name: arrays[own] for name, own in self.cargo.tied.items()}
 

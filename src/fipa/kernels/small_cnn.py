@@ -156,7 +156,7 @@ class SmallCNN:
         return SmallCNN(layers, layout) if layers is not None else None
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Of images x (n x channels x height x width): (n x classes)."""
+        """Logits (n x classes) of images x (n x channels x height x width)."""
         view = View.of(x)
         return self._workspace(view).forward(self._weights(flat), view)[-1].T.clone()
 
@@ -167,7 +167,7 @@ class SmallCNN:
         return cross_entropy(torch.cat([self.logits(flat, block) for block in x.split(BLOCK)]), y)
 
     def gradient(self, flat: Tensor, view: View, y: Tensor) -> Tensor:
-        """Of the mean cross entropy, flat."""
+        """Gradient of the mean cross entropy, flat."""
         weights, total, n = self._weights(flat), torch.empty_like(flat), len(y)
         blocks = [(view, y)]
         if n >= 2 * BLOCK:

@@ -37,12 +37,12 @@ class Box:
 
     @property
     def axes(self) -> int:
-        """Their number, d."""
+        """Number of axes d."""
         return len(self.low)
 
     @property
     def faces(self) -> tuple[Face, ...]:
-        """All 2 d of them."""
+        """All 2 d faces."""
         return tuple((axis, side) for axis in range(self.axes) for side in ("low", "high"))
 
     def end(self, face: Face) -> float:
@@ -51,7 +51,7 @@ class Box:
         return (self.low if side == "low" else self.high)[axis]
 
     def uniform(self, count: int, generator: torch.Generator) -> Tensor:
-        """Points (n, d) in float64."""
+        """Random points (n, d) in float64."""
         low, high = (torch.tensor(end, dtype=torch.float64) for end in (self.low, self.high))
         return low + (high - low) * torch.rand(count, self.axes, generator=generator, dtype=torch.float64)
 
@@ -106,6 +106,8 @@ class Region:
 def grid_split(domain: Box, cuts: Sequence[Sequence[float]]) -> tuple[Region, ...]:
     """Cut a domain at these places of each axis into strips or boxes; axes without an entry stay whole.
 
+    Examples
+    --------
     >>> [(region.low, region.high) for region in grid_split(Box.cube(2), [[0.5]])]
     [((0.0, 0.0), (0.5, 1.0)), ((0.5, 0.0), (1.0, 1.0))]
     """

@@ -30,7 +30,7 @@ Values = Callable[[Tensor], Tensor]
 
 
 def zero(x: Tensor) -> Tensor:
-    """Nothing: the source or the boundary values of many equations."""
+    """Zero, the source or the boundary values of many equations."""
     return x.new_zeros(len(x))
 
 
@@ -41,7 +41,7 @@ def dirichlet(u: Field, x: Tensor, g: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PDE:
-    """What is to be solved.
+    """An equation on a domain, with its boundary condition.
 
     Parameters
     ----------
@@ -120,16 +120,16 @@ def _solution(exact: Callable[[Any], Any], x: Tensor) -> Field:
 
 @dataclass(frozen=True)
 class Points:
-    """How many, and how often anew.
+    """How many points each client has, and whether they are drawn anew in every round.
 
     Parameters
     ----------
     interior
-        Of each client.
+        Points of each client inside of its region.
     boundary
-        Of each client on each face of the domain that it owns a part of.
+        Points of each client on each face of the domain that it owns a part of.
     test
-        To measure the error on.
+        Points to measure the error on.
     fresh
         Draw new points for every round.
     """
@@ -216,7 +216,7 @@ def relative_error(u: Tensor, exact: Tensor) -> Tensor:
 
 
 def _error(pde: PDE, count: int, seed: int, name: str) -> tuple[Callable[[nn.Module], Tensor], str]:
-    """On a regular grid in one dimension, at random points in several."""
+    """The error and its name: on a regular grid in one dimension, at random points in several."""
     domain = pde.domain
     x = domain.grid([count]) if domain.axes == 1 else domain.uniform(count, generator_for(seed, "test"))
     if pde.exact is None:

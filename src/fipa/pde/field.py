@@ -14,6 +14,8 @@ from fipa.pde.jet import Jet
 class Field:
     """A model at points (n, d), with its derivatives; every quantity is a tensor (n).
 
+    Examples
+    --------
     >>> import torch
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     >>> u = Field(lambda x: x[:, :1] ** 2 * x[:, 1:], x)  # x^2 y

@@ -57,7 +57,7 @@ class Jet:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the tensor that it stands for."""
+        """Shape of the tensor that it stands for."""
         return self.value.shape
 
     def __len__(self) -> int:

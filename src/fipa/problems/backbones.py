@@ -40,7 +40,7 @@ class EfficientNetLite0(nn.Module):
         return f"side={SIDE}"
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Of images (n x 3 x height x width, or grey with one channel) with values from 0 to 255."""
+        """Features of images (n x 3 x height x width, or grey with one channel) with values from 0 to 255."""
         resized = interpolate(pixels.expand(-1, 3, -1, -1), size=(SIDE, SIDE), mode="bilinear", align_corners=False)
         scaled = ((resized - 127) / 128).contiguous(memory_format=torch.channels_last)
         features: Tensor = self.network.extract_features(scaled).mean(dim=(2, 3))

@@ -63,7 +63,23 @@ def burgers(
     penalty: float = 100.0,
     hidden: Sequence[int] = (32, 32, 32),
 ) -> Problem:
-    """Burgers' equation with a front, cut in time (first axis), in space (second) or both; relative L2 error."""
+    r"""Burgers' equation with a front, cut in time (first axis), in space (second) or both; relative L2 error.
+
+    Parameters
+    ----------
+    viscosity
+        $\nu$: the smaller, the steeper the front.
+    cuts
+        Where each axis is cut; a list for each axis, and a strip or box for each client.
+    regions
+        Boxes of the clients instead of cuts; they may overlap.
+    points
+        How many points each client has.
+    penalty
+        Weight $\lambda$ of the boundary condition in the loss.
+    hidden
+        Widths of the network's hidden layers.
+    """
     equation = Burgers(viscosity)
     domain = Box((0.0, -1.0), (1.0, 1.0))
     pde = PDE(

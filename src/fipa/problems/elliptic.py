@@ -66,7 +66,7 @@ class Equation:
 
     @property
     def pde(self) -> PDE:
-        """On the unit cube."""
+        """The equation on the unit cube."""
         return manufactured(Box.cube(self.axes), self.residual, self.exact, laplacian=True)
 
 
@@ -93,7 +93,23 @@ def elliptic(
     penalty: float = 10.0,
     hidden: Sequence[int] = (32, 32, 32),
 ) -> Problem:
-    """A nonlinear equation on [0, 1] or the unit square, cut at `cuts` or into `regions`; relative L2 error."""
+    r"""A nonlinear equation on [0, 1] or the unit square, cut at `cuts` or into `regions`; relative L2 error.
+
+    Parameters
+    ----------
+    equation
+        Which equation.
+    cuts
+        Where each axis is cut; a list for each axis, and a strip or box for each client.
+    regions
+        Boxes of the clients instead of cuts; they may overlap.
+    points
+        How many points each client has.
+    penalty
+        Weight $\lambda$ of the boundary condition in the loss.
+    hidden
+        Widths of the network's hidden layers.
+    """
     return _solve(EQUATIONS[equation], seed, cuts, regions, points, penalty, hidden)
 
 
@@ -108,7 +124,25 @@ def poisson(
     penalty: float = 100.0,
     hidden: Sequence[int] = (32, 32, 32),
 ) -> Problem:
-    """-Δu = f on the unit cube with u = Π sin(π xᵢ), or their sum as in the published code; relative L2 error."""
+    r"""-Δu = f on the unit cube with u = Π sin(π xᵢ), or their sum as in the published code; relative L2 error.
+
+    Parameters
+    ----------
+    dimension
+        Number of axes d.
+    solution
+        The product of sines, or their sum.
+    cuts
+        Where each axis is cut; a list for each axis, and a strip or box for each client.
+    regions
+        Boxes of the clients instead of cuts; they may overlap.
+    points
+        How many points each client has.
+    penalty
+        Weight $\lambda$ of the boundary condition in the loss.
+    hidden
+        Widths of the network's hidden layers.
+    """
     if dimension < 1:
         raise FipaError(f"problem.dimension must be at least 1, got {dimension}")
     equation = Equation(poisson_residual, SOLUTIONS[solution], dimension)

@@ -40,7 +40,21 @@ def sine(
     hidden: Sequence[int] = (20, 20, 20),
     grid: int = 1024,
 ) -> Problem:
-    """u(x) = sin(waves pi x) on [0, 1], cut at `edges` into one part per client; test MSE on a uniform grid."""
+    """u(x) = sin(waves pi x) on [0, 1], cut at `edges` into one part per client; test MSE on a uniform grid.
+
+    Parameters
+    ----------
+    waves
+        The target is sin(waves pi x).
+    edges
+        Ends of the clients' parts, from 0 to 1.
+    samples
+        Points of each client.
+    hidden
+        Widths of the network's hidden layers.
+    grid
+        Points of the test grid.
+    """
     _check_sizes(samples=samples, grid=grid, hidden=min(hidden, default=1))
     if len(edges) < 2 or any(low >= high for low, high in pairwise(edges)):
         raise FipaError(f"edges must rise from one to the next, got {list(edges)}")
@@ -72,7 +86,21 @@ def mixture2d(
     grid: int = 256,
     picture: int = 64,
 ) -> Problem:
-    """Six Gaussians on the unit square, cut into `boxes` x `boxes` clients; test MSE on a `grid` x `grid` grid."""
+    """Six Gaussians on the unit square, cut into `boxes` x `boxes` clients; test MSE on a `grid` x `grid` grid.
+
+    Parameters
+    ----------
+    boxes
+        Clients along each axis.
+    samples
+        Points of each client.
+    hidden
+        Widths of the network's hidden layers.
+    grid
+        Test points along each axis.
+    picture
+        Points along each axis of the report's picture.
+    """
     _check_sizes(boxes=boxes, samples=samples, grid=grid, picture=picture, hidden=min(hidden, default=1))
 
     def target(x: Tensor) -> Tensor:
@@ -109,6 +137,19 @@ def teacher(
 
     The paper's theorem assumes that the residual vanishes at a solution where the Jacobian has full column rank, and
     holds near it. Here it does: 25 parameters meet 800 samples, and the start is at a relative `distance` from them.
+
+    Parameters
+    ----------
+    dimension
+        Number of inputs d.
+    hidden
+        Width of the hidden layer.
+    samples
+        Points of each client.
+    distance
+        Relative distance of the start from the solution.
+    test
+        Number of test points.
     """
     _check_sizes(dimension=dimension, hidden=hidden, samples=samples, test=test)
     generator = generator_for(seed, "model")

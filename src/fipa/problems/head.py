@@ -22,7 +22,7 @@ class HeadAccuracy:
         self._x, self._labels = x, labels
 
     def __call__(self, model: nn.Module) -> float:
-        """Of a head."""
+        """Accuracy of a head."""
         return 100 * float((model(self._x).argmax(dim=1) == self._labels).double().mean())
 
 
@@ -40,6 +40,8 @@ def head(
 
     Parameters
     ----------
+    clients
+        Number of clients.
     dataset
         A name from `fipa data list`, under the folder that `--data` or `FIPA_DATA` names.
     backbone

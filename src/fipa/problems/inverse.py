@@ -60,6 +60,14 @@ def inverse(
 
     Parameters
     ----------
+    cuts
+        Where each axis is cut; a list for each axis, and a strip or box for each client.
+    regions
+        Boxes of the clients instead of cuts; they may overlap.
+    points
+        How many points each client has.
+    hidden
+        Widths of the network's hidden layers.
     coefficient, start
         The truth, and the model's first guess.
     sensors, noise

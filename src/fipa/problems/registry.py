@@ -21,7 +21,13 @@ from fipa.randomness import seed_for
 
 
 def python(seed: int, *, file: str) -> Problem:
-    """The problem that `problem(seed)` in a Python file returns."""
+    """The problem that `problem(seed)` in a Python file returns.
+
+    Parameters
+    ----------
+    file
+        The Python file; relative to the experiment's own.
+    """
     common = seed_for(seed, "problem")
     with torch.random.fork_rng(devices=[]):  # whatever the file draws from is the same in every process
         torch.manual_seed(common)

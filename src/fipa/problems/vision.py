@@ -24,7 +24,15 @@ BLOCK = 500  # images that are classified at once
 
 @dataclass(frozen=True)
 class ConvNet:
-    """Convolutions, pooled after the first two, and two linear layers: see `fipa.models.cnn`."""
+    """Convolutions, pooled after the first two, and two linear layers: see `fipa.models.cnn`.
+
+    Parameters
+    ----------
+    channels
+        Channels of each convolution.
+    hidden
+        Width of the first linear layer.
+    """
 
     channels: tuple[int, ...]
     hidden: int
@@ -32,7 +40,15 @@ class ConvNet:
 
 @dataclass(frozen=True)
 class ResidualNet:
-    """A residual network: see `fipa.models.ResNet`."""
+    """A residual network: see `fipa.models.ResNet`.
+
+    Parameters
+    ----------
+    widths
+        Channels of each stage.
+    blocks
+        Residual blocks in each stage.
+    """
 
     widths: tuple[int, ...]
     blocks: int
@@ -61,7 +77,7 @@ class Accuracy:
         return torch.cat(blocks)
 
     def __call__(self, model: nn.Module) -> float:
-        """Of a model in evaluation mode."""
+        """Accuracy of a model in evaluation mode."""
         pairs, logits = zip(self._x.split(BLOCK), self._images.labels.split(BLOCK), strict=True), classifier(model)
         right = sum(int((logits(x).argmax(dim=1) == y).sum()) for x, y in pairs)
         return 100 * right / len(self._images)
@@ -87,6 +103,8 @@ def images(
 
     Parameters
     ----------
+    clients
+        Number of clients.
     dataset
         A name from `fipa data list`, under the folder that `--data` or `FIPA_DATA` names.
     model

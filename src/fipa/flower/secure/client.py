@@ -61,7 +61,7 @@ class SecureClient:
 
     @property
     def threshold(self) -> int:
-        """Of how many clients a sum can be unmasked; 0 as long as the server has not said so."""
+        """Number of clients from which a sum can be unmasked; 0 as long as the server has not said so."""
         return self._numbers.get("threshold", 0)
 
     def reply(self, message: Mapping[str, Any], values: NDArray[np.float64] | None = None) -> Message:

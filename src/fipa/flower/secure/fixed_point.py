@@ -19,6 +19,8 @@ def encode(values: NDArray[np.float64], fraction_bits: int, clients: int) -> NDA
     clients
         How many such vectors may be added up: their sum must not overflow either.
 
+    Examples
+    --------
     >>> encode(np.array([0.5, -0.25]), fraction_bits=2, clients=1)
     array([                   2, 18446744073709551615], dtype=uint64)
     """
@@ -41,6 +43,8 @@ def encode(values: NDArray[np.float64], fraction_bits: int, clients: int) -> NDA
 def decode(total: NDArray[np.uint64], fraction_bits: int) -> NDArray[np.float64]:
     """The real numbers that a sum of encoded vectors stands for.
 
+    Examples
+    --------
     >>> decode(encode(np.array([0.5, -0.25]), 2, 1), 2)
     array([ 0.5 , -0.25])
     """

@@ -45,6 +45,8 @@ class SecureServer:
     fraction_bits
         Of the fixed point: more are finer, fewer allow larger sums.
 
+    Examples
+    --------
     >>> from fipa.flower.secure import SecureClient
     >>> server = SecureServer([3, 7], "run", 1, length=2)
     >>> clients = {i: SecureClient(i, "run", 1) for i in (3, 7)}

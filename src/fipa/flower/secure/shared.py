@@ -42,6 +42,8 @@ class Gradients:
 def signs_for(seed: int, round_number: int, client: int, count: int) -> Tensor:
     """A client's signs in a round, 1 or -1: everybody can know them.
 
+    Examples
+    --------
     >>> signs_for(0, 1, 2, 4).abs().tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
@@ -84,7 +86,7 @@ def to_matrix(total: NDArray[np.float64], columns: int, dtype: torch.dtype) -> T
 
 
 def from_loss(before: float, after: float, examples: int) -> NDArray[np.float64]:
-    """By how much a client's loss rises, times the number of examples; infinity is a large number here."""
+    """The rise of a client's loss times its number of examples; infinity is a large number here."""
     worst = WORST * max(1.0, abs(before))
     return np.array([examples * (min(after - before, worst) if math.isfinite(after) else worst)])
 

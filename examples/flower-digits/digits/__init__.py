@@ -1,0 +1,1 @@
+"""Digits on Flower: FedAvg, and FIPA in a shared basis."""
