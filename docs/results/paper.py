@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from paper_cells import table_1, table_1_verdict
+import paper_heads
+import paper_theorem
+import paper_warmups
+from paper_cells import table_1, table_1_late, table_1_verdict
 from tables import HERE, Row, read
 
 PAGE = HERE.parent / "paper.md"
@@ -201,14 +204,16 @@ def text() -> str:
         "by the same measure. Cells without seeds have not been run yet.",
         "\n".join(table_1()),
         table_1_verdict(),
+        "After 50 rounds, by the better of the last five rounds and of the mean of the last ten models, for the "
+        "controls that ran as long and for ours:",
+        "\n".join(table_1_late()),
+        "![Table 1: accuracy over alpha](results/table1.png)",
         "## Fig. 4: how long to warm up",
-        "Not run yet: `fipa run warmup-ablation`.",
+        *paper_warmups.section(),
         "## Table 2: heads",
-        "Not in this form yet: see [heads](vision.md#heads).",
+        *paper_heads.section(),
         "## The theorem",
-        "The gap to centralised Gauss-Newton is bounded by O(1/K) where the residual vanishes and the Jacobian has "
-        "full column rank. Not measured yet where these assumptions hold: `fit-gauss-newton` has more parameters than "
-        "its data determine.",
+        paper_theorem.section(),
     ]
     return "\n\n".join(part if part[0] in "#|" or "\n" in part else wrapped(part) for part in parts) + "\n"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from statistics import mean
 
-from paper_cells import OURS, PAPERS, score, told
+from paper_cells import OURS, PAPERS, told
+from paper_cells import score as late_score
 from tables import HERE, Row, read, spread
 
 SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
@@ -30,6 +31,11 @@ def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
 def run() -> list[tuple[str, str]]:
     """Sets and alphas that have been run."""
     return [(name, alpha) for name in SETS for alpha in ALPHAS if cell(name, alpha)]
+
+
+def score(row: Row) -> float:
+    """What an arm is judged by; a ceiling by its best round, as it learns the examples by heart in the end."""
+    return row["best"] if row["arm"] == CEILING else late_score(row)
 
 
 def best_first_order(arms: dict[str, dict[int, Row]]) -> str:
@@ -60,3 +66,30 @@ def table_2() -> list[str]:
 
 def _shown(arms: dict[str, dict[int, Row]], arm: str) -> str:
     return spread([score(row) for row in arms[arm].values()], 1) if arm in arms else ""
+
+
+def section() -> list[str]:
+    """What stands in the page."""
+    if not run():
+        return ["Not in this form yet: see [heads](vision.md#heads)."]
+    cells = [cell(name, alpha) for name, alpha in run()]
+    gains = [above(arms, OURS, best_first_order(arms)) for arms in cells]
+    papers = [above(arms, PAPERS, "FedAvg") for arms in cells]
+    if not any(mean(values) < 0.5 for values in papers):
+        raise SystemExit("Table 2: the CSVs do not bear out that the paper's rule has no lead")
+    words = (
+        "Not the paper's protocol (1000 rounds of FedRCL on ResNet-18), which two processors cannot bear, but how it "
+        "is done today: the head of a frozen, public backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's "
+        "accuracies are those of other networks; what can be compared is who is ahead. Ours are the better of the last "
+        "five rounds and of the mean of the last ten heads; the settings of every arm were chosen on seed 5 at alpha "
+        "0.05. *Ceiling* is the best of 100 rounds of L-BFGS on all data in one place; in the end it has learned the images "
+        f"by heart ({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
+    )
+    verdict = (
+        "FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule here**: it is above "
+        f"FedAvg by {', '.join(map(told, papers))} points. The shared basis is above the best first-order rule by "
+        f"{', '.join(map(told, gains))} points (95 % intervals, paired by seed; in the order of the table). We had "
+        "aimed at two points: that is more than the ceiling leaves."
+    )
+    command = "`fipa run head-cifar10`, with `--set problem.partition.alpha=0.1` and so on, or "
+    return [words, "\n".join(table_2()), verdict, command + "`--set 'problem.partition={name=\"iid\"}'`."]

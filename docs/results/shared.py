@@ -60,7 +60,8 @@ def _update_bytes(results: dict[str, Any]) -> int:
     """A model's bytes: the least that any arm, or the warm-up, sent down to a client in its first round."""
     everything = [*results["arms"].values(), (results.get("warmup") or {}).get("seeds", {})]
     runs = [run for seeds in everything for run in seeds.values()]
-    return min(run["downlink_bytes"][0] // len(run["clients"][0]) for run in runs if run["clients"])
+    sizes = [run["downlink_bytes"][0] // len(run["clients"][0]) for run in runs if run["clients"]]
+    return min(size for size in sizes if size)  # what is centralised sends nothing
 
 
 def main(name: str, directories: list[str]) -> None:
