@@ -82,8 +82,8 @@ def section() -> list[str]:
         "is done today: the head of a frozen, public backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's "
         "accuracies are those of other networks; what can be compared is who is ahead. Ours are the better of the last "
         "five rounds and of the mean of the last ten heads; the settings of every arm were chosen on seed 5 at alpha "
-        "0.05. *Ceiling* is the best of 100 rounds of L-BFGS on all data in one place; in the end it has learned the images "
-        f"by heart ({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
+        "0.05. *Ceiling* is the best of 100 rounds of L-BFGS on all data in one place; in the end it has learned the "
+        f"images by heart ({min(row['last'] for arms in cells for row in arms[CEILING].values()):.1f} at the worst)."
     )
     verdict = (
         "FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule here**: it is above "
