@@ -32,8 +32,9 @@ all-tests: $(READY)dev
 test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs
 	$(PYTEST) -n 2 -m 'not ($(SLOW))'
 
+# not --quiet: that drops warnings before they are counted
 docs: $(READY)docs    ## the documentation site, into build/site; any warning is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open build/site/index.html"
 
 bench: $(READY)bench  ## measure speed, memory and capture as ratios; writes build/bench.json

@@ -14,10 +14,10 @@ import logging
 import posixpath
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import ziamath
 from fontTools import subset
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -32,7 +32,7 @@ import public
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
-FONT = Path(ziamath.__file__).parent / "fonts" / "STIXTwoMath-Regular.ttf"
+FONT = Path(str(find_spec("ziamath").origin)).parent / "fonts" / "STIXTwoMath-Regular.ttf"  # type: ignore[union-attr]
 log = logging.getLogger("mkdocs.fipa")
 SIGNS = "0123456789()[]{}|+-=<>/,.\u221a\u0302\u0304\u02c6\u00af\u2032"  # also those that no text of a formula has
 _used: set[str] = set()  # characters of formulas

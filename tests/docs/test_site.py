@@ -112,14 +112,22 @@ def test_search_finds_a_rule(browser: Any, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[a page](nowhere.md)", "[a section](#nowhere)", "[a file](../src/fipa/nowhere.py)", "![figure](none.png)"]
+    "text",
+    [
+        "[a page](nowhere.md)",
+        "[a section](#nowhere)",
+        "[a file](../src/fipa/nowhere.py)",
+        "![figure](none.png)",
+        "[there](other.md#nowhere)",
+    ],
 )
 def test_what_is_broken_fails(tmp_path: Path, text: str) -> None:
-    """By the settings of mkdocs.yml, on a site of one page."""
+    """By the settings of mkdocs.yml, on a site of two pages."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(f"# Title\n\n{text}\n")
+    (tmp_path / "docs" / "other.md").write_text("# Other\n")
     changes = {"docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site"), "hooks": [], "plugins": []}
-    config = load_config(str(ROOT / "mkdocs.yml"), nav=["index.md"], extra_css=[], strict=True, **changes)
+    config = load_config(str(ROOT / "mkdocs.yml"), nav=["index.md", "other.md"], extra_css=[], strict=True, **changes)
     with pytest.raises(Abort):
         build(config)
 
