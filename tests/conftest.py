@@ -19,7 +19,7 @@ SLOW = ("browser", "simulation", "deployment", "convergence", "long")  # what `m
 MANY = 100  # tests
 WAITING = ("deployment", "simulation")  # what mostly waits for processes of Flower and Ray: one at a time of each
 PAGE = "opened"  # fixture: the page that is loaded again after any other one
-GROUPED = {"browser": "browser"}  # fixtures of a session, by the group of all tests that use them
+GROUPED = {"browser": "browser", "site": "browser"}  # fixtures of a session, by the group of all tests that use them
 
 # No deadlines: a busy machine is no bug. `pytest --hypothesis-profile=thorough` is for changes of the mathematics.
 _ALWAYS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -18,7 +18,6 @@ import fipa
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "fipa"
-BUILT = (".pyc", ".nbi", ".nbc")  # by Python and numba
 
 USER = '''\
 """A user's own code, as strictly typed as can be."""
@@ -90,8 +89,8 @@ def run(*command: object, cwd: Path, code: int = 0) -> str:
 
 def files_of(folder: Path) -> set[str]:
     """All that belongs into the package."""
-    found = (path.relative_to(folder.parent).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {name for name in found if not name.endswith(BUILT)}
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder.parent).as_posix() for path in found}
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,10 @@ finally:
      ["show", "cifar10-silo", "--json"]],
     ids=" ".join,
 )  # fmt: skip
-def test_commands_that_compute_nothing_import_nothing_heavy(arguments: list[str]) -> None:
+def test_commands_that_compute_nothing_import_nothing_heavy(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if arguments[0] == "show":
         settings(arguments[1])  # are kept once they have been worked out
     done = python("-c", COMMAND.format(arguments=arguments, heavy=HEAVY))

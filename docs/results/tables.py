@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fipa.report.significance import quantile
+
 HERE = Path(__file__).parent
-QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262, 20: 2.093}  # of Student's t by the number of seeds
 
 Row = dict[str, Any]
 
@@ -39,7 +40,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """The mean of paired differences, and half of its 95 % interval."""
-    half = QUANTILES[len(differences)] * statistics.stdev(differences) / math.sqrt(len(differences))
+    half = quantile(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
     return statistics.mean(differences), half
 
 

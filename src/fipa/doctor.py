@@ -19,6 +19,7 @@ CORE = ("torch", "numpy", "safetensors", "typing_extensions")
 BROWSER = ("chromium", "chromedriver")  # programs that the tests of the report page drive
 USES = {
     "cli": "the command line",
+    "serve": "`fipa serve` and `fipa run --serve`",
     "images": "reading JPEG files",
     "tensorboard": "`fipa run --tensorboard`",
     "flower": "fipa.flower",

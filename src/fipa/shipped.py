@@ -71,5 +71,5 @@ def cache() -> Path:
     for file in sorted(file for kind in ("*.py", "*.toml") for file in PACKAGE.rglob(kind)):
         about = file.stat()
         digest.update(f"{file.relative_to(PACKAGE)} {about.st_size} {about.st_mtime_ns}\n".encode())
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "fipa" / digest.hexdigest()[:16]

@@ -137,6 +137,16 @@ def test_clients_of_a_warm_up_count_for_less_beside_those_who_have_told_their_gr
     torch.testing.assert_close(told.weights(1), expected)
 
 
+def test_merging_leaves_the_weights_of_a_warm_up_as_they_are() -> None:
+    here = torch.zeros(P)
+    known = Quadratics.none(here).widened(K).told(News(0, 100, 0, here), News(1, 200, 0, here))
+    known = known.told(News(2, 50, 1, here, loss=2.0, matrix=torch.eye(K)), News(3, 70, 2, here, loss=1.0))
+    before, after = known.weights(2), known.within(2, basis(), 2).weights(2)
+    torch.testing.assert_close(after, torch.stack([before[:3].sum(), before[3]]))
+    only = known.within(3, basis(), 2).weights(2)  # none of the two has told more
+    torch.testing.assert_close(only, torch.stack([before[:2].sum(), *before[2:]]))
+
+
 def test_news_without_curvature_keep_the_one_told_before() -> None:
     _, _, known, _ = scene()
     again = known.told(News(2, 30, 9, torch.ones_like(THETA), 1.5))

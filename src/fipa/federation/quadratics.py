@@ -163,23 +163,33 @@ class Quadratics:
         )
         old = sorted(rows[: len(self) - limit + 1])
         part = self._at(torch.tensor(old))
-        weights = part.weights(now, discount)
+        weights, examples = part.weights(now, discount), part._counted()
         update, moment = part.pull(basis, weights, trained)
         w, none = weights.to(part.moves), torch.zeros_like(part.moves[0])
         one = {
-            "ids": torch.tensor(OTHERS), "examples": part.examples.sum(), "rounds": part.rounds.max(),
+            "ids": torch.tensor(OTHERS), "examples": examples.sum(), "rounds": part.rounds.max(),
             "visits": (weights @ part.visits.double()).round().long(), "losses": (w * part.predicted(basis)).sum(),
             "updates": update, "matrices": _mean(w, part.matrices), "moments": moment if trained else none,
             "moves": none, "known": w @ part.known,
         }  # fmt: skip
         gone = set(old)
         stay = self._at(torch.tensor([i for i in range(len(self)) if i not in gone], dtype=torch.int64))
-        leave = [[i, n] for i, n in zip(part.ids.tolist(), part.examples.tolist(), strict=True) if i != OTHERS]
+        leave = [[i, n] for i, n in zip(part.ids.tolist(), examples.tolist(), strict=True) if i != OTHERS]
         joined = {
             name: torch.cat([row[None].to(getattr(self, name)), getattr(stay, name)]) for name, row in one.items()
         }
         merged = torch.tensor(sorted([*self.merged.tolist(), *leave]), dtype=torch.int64).reshape(-1, 2)
         return Quadratics(**joined, merged=merged)
+
+    @property
+    def _hearsay(self) -> Tensor:
+        """Who is known from a warm-up only."""
+        return (self.rounds == UNTOLD) & self.losses.isnan()
+
+    def _counted(self) -> Tensor:
+        """How many examples each counts for once they are one, which is no hearsay if any of them has told more."""
+        fewer = (HEARSAY * self.examples).round().clamp(min=1).to(self.examples)
+        return self.examples if bool(self._hearsay.all()) else torch.where(self._hearsay, fewer, self.examples)
 
     def _at(self, places: Tensor) -> Quadratics:
         """Some of the rows."""
@@ -226,7 +236,7 @@ class Quadratics:
         The update of a warm-up is far shorter than a gradient: a client that is known by that alone counts for less.
         """
         raw = self.examples.double() * discount ** (now - self.visits).double()
-        raw = torch.where((self.rounds == UNTOLD) & self.losses.isnan(), HEARSAY * raw, raw)
+        raw = torch.where(self._hearsay, HEARSAY * raw, raw)
         return raw / raw.sum()
 
     def pull(self, basis: Basis, weights: Tensor, trained: bool) -> tuple[Tensor, Tensor]:
