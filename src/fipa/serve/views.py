@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -12,13 +14,21 @@ from fipa.report.html import environment
 from fipa.report.page import figure
 from fipa.report.sections import grouped, labelled, section_payload
 from fipa.report.words import capitalised, number, value, with_name
+from fipa.serve.files import ODD, told
 from fipa.serve.sources import Source
 from fipa.serve.states import State
 from fipa.serve.tracks import Track, best, current, seconds_left
 
 
 def line(source: Source) -> dict[str, Any]:
-    """What is said of a run in the list and at the top of its page."""
+    """What is said of a run in the list and at the top of its page; that it is broken, if its files are odd."""
+    try:
+        return _line(source)
+    except ODD as error:
+        return _line(replace(source, state=State.BROKEN, note=told(error), tracks=[], header={}))
+
+
+def _line(source: Source) -> dict[str, Any]:
     header, tracks = source.header, source.tracks
     totals = [track.total for track in tracks]
     done = sum(track.done for track in tracks)
@@ -41,16 +51,23 @@ def line(source: Source) -> dict[str, Any]:
         "up": number(sum(track.sum("uplink_bytes") for track in tracks) / MIB),
         "down": number(sum(track.sum("downlink_bytes") for track in tracks) / MIB),
         "seconds": duration(sum(track.sum("seconds") for track in tracks)),
-        "changed_at": int(max((track.changed_at for track in tracks), default=0)),
+        "changed_at": int(source.changed_at),
         "command": str(header.get("command") or ""),
-        "query": urlencode({"run": source.id}),
+        "query": urlencode({"run": source.id}, errors="replace"),
         "report": any(track.done and not track.warmup for track in tracks),
         "config": bool(header.get("config")),
     }
 
 
 def arms(source: Source) -> list[dict[str, Any]]:
-    """A line for every arm: how far it is on its seeds, where it stands, and what it took so far."""
+    """A line for every arm: how far it is on its seeds, where it stands, and what it took so far; none of odd files."""
+    try:
+        return _arms(source)
+    except ODD:
+        return []
+
+
+def _arms(source: Source) -> list[dict[str, Any]]:
     metric = {"metric": source.header.get("metric") or {"scale": "log", "name": ""}}
     now = current(source.tracks) if source.state is State.RUNNING else None
     rows = []
@@ -80,10 +97,11 @@ def charts(sources: Sequence[Source]) -> list[dict[str, Any]]:
     found = []
     groups = grouped(shown)
     for group in groups:
-        data = section_payload(group)
-        frame = figure(group, data, capitalised(data["metric"]["name"]))
-        shape = [frame["heading"], frame["axes"], frame["several"], frame["averaged"], frame["many"], len(groups)]
-        found.append({"frame": frame, "data": data, "shape": shape})
+        with suppress(*ODD):
+            data = section_payload(group)
+            frame = figure(group, data, capitalised(data["metric"]["name"]))
+            shape = [frame["heading"], frame["axes"], frame["several"], frame["averaged"], frame["many"], len(groups)]
+            found.append({"frame": frame, "data": data, "shape": shape})
     return found
 
 
