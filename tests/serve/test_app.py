@@ -86,11 +86,10 @@ def test_odd_runs_leave_the_pages_standing(serving, runs):
     (runs / "half").mkdir()
     (runs / "half" / "run.json").write_text("{")
     example.start(runs / "odd", example.config({"FedAvg": 4}, [0], title="\ud800"))
-    example.write_rounds(runs / "odd", 0, "FedAvg", 0, 0, example.line(1, seconds=1e308) * 3)  # their sum is too large
+    example.write_rounds(runs / "odd", 0, "FedAvg", 0, 0, example.line(1, seconds=1e308) * 3)
     server = serving(runs)
     page = server.get("/")
     assert (page.status, 'href="/watch?run=a+b"' in page.text) == (200, True)
-    assert "cannot be understood" in page.text
     assert server.get("/watch?run=odd&run=half").status == 200
     report = server.get("/report?run=half")
     assert (report.status, "run.json is damaged" in report.text) == (409, True)

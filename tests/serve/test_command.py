@@ -54,7 +54,8 @@ def test_an_empty_token_is_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("host", "given", "asked"), [("127.0.0.1", None, False), ("127.0.0.1", "abc", True), ("127.0.0.1", "a&b c", True), ("0.0.0.0", None, True)]
+    ("host", "given", "asked"),
+    [("127.0.0.1", None, False), ("127.0.0.1", "a&b c", True), ("0.0.0.0", None, True)],
 )
 def test_other_machines_need_a_token(tmp_path, monkeypatch, host, given, asked):
     import uvicorn

@@ -85,11 +85,11 @@ def test_links_in_a_run_are_not_followed(tmp_path):
 def test_results_that_become_a_link_are_not_read(tmp_path):
     results.write(tmp_path / "outside", results.full(1, 2))
     results.write(tmp_path / "served" / "run", results.full(1, 3))
-    library = Library(tmp_path / "served")
-    assert library.refresh()[0].state is State.FINISHED
+    served = Library(tmp_path / "served")
+    assert served.refresh()[0].state is State.DIVERGED
     (tmp_path / "served" / "run" / "results.json").unlink()
     os.symlink(tmp_path / "outside" / "results.json", tmp_path / "served" / "run" / "results.json")
-    (found,) = library.refresh()
+    (found,) = served.refresh()
     assert (found.state, found.note) == (State.BROKEN, "results.json is a link to elsewhere")
     with pytest.raises(FipaError, match="link"):
         found.whole()

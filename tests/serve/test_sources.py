@@ -153,6 +153,15 @@ def test_whatever_goes_wrong_in_a_look_is_a_state(tmp_path, monkeypatch):
     assert (run.state, run.note) == (State.BROKEN, "its files cannot be understood: KeyError: 'absent'")
 
 
+def test_what_cannot_be_shown_is_told(tmp_path):
+    run = look(example.finished(tmp_path))
+    run.header["metric"] = 3
+    told = views.line(run)
+    assert told["state"] == "broken"
+    assert "cannot be understood: TypeError" in told["note"]
+    assert views.arms(run) == []
+
+
 def test_no_report_of_a_plan_that_is_another_one(tmp_path):
     run = look(example.finished(tmp_path))
     run.tracks = run.tracks[:1]

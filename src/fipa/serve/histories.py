@@ -12,6 +12,7 @@ from fipa.federation.record import SERIES, RoundRecord
 from fipa.serve.files import ODD, inside
 
 SHOWN = ("metric", "averaged_metric", "loss", "seconds", "uplink_bytes", "downlink_bytes")
+HUGE = 1e300  # numbers below it can be summed and averaged
 Column = list[float | None]
 
 
@@ -122,6 +123,6 @@ def finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) and abs(value) < HUGE else None
     except OverflowError:
         return None
