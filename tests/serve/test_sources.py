@@ -160,6 +160,8 @@ def test_what_cannot_be_shown_is_told(tmp_path):
     assert told["state"] == "broken"
     assert "cannot be understood: TypeError" in told["note"]
     assert views.arms(run) == []
+    assert views.charts([run]) == []
+    assert len(views.charts([run, look(tmp_path)])) == 1
 
 
 def test_no_report_of_a_plan_that_is_another_one(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,18 +89,32 @@ def _arms(source: Source) -> list[dict[str, Any]]:
 def charts(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """For every metric that these runs have: its figure, what the chart draws, and what tells one figure from another.
 
-    The last is the figure's shape: a page whose figure has another shape loads itself again.
+    The last is the figure's shape: a page whose figure has another shape loads itself again. Runs that cannot be drawn,
+    as their files are odd, are left out.
     """
+    try:
+        return _charts(sources)
+    except ODD:
+        return _charts([source for source in sources if _drawn(source)])
+
+
+def _drawn(source: Source) -> bool:
+    try:
+        return bool(_charts([source]))
+    except ODD:
+        return False
+
+
+def _charts(sources: Sequence[Source]) -> list[dict[str, Any]]:
     loaded = [(source, results) for source in sources if (results := source.results()) is not None]
     shown = labelled([line(source)["name"] for source, _ in loaded], [(results, {}) for _, results in loaded])
     found = []
     groups = grouped(shown)
     for group in groups:
-        with suppress(*ODD):
-            data = section_payload(group)
-            frame = figure(group, data, capitalised(data["metric"]["name"]))
-            shape = [frame["heading"], frame["axes"], frame["several"], frame["averaged"], frame["many"], len(groups)]
-            found.append({"frame": frame, "data": data, "shape": shape})
+        data = section_payload(group)
+        frame = figure(group, data, capitalised(data["metric"]["name"]))
+        shape = [frame["heading"], frame["axes"], frame["several"], frame["averaged"], frame["many"], len(groups)]
+        found.append({"frame": frame, "data": data, "shape": shape})
     return found
 
 
