@@ -49,8 +49,10 @@ class Browser:
         """A window this narrow, which Chromium itself does not offer."""
         size = {"width": pixels, "height": 800, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        yield
-        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)

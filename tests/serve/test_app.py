@@ -1,6 +1,7 @@
 """What the server answers, and to whom."""
 
 import json
+import os
 
 import pytest
 from report import example as results
@@ -65,10 +66,33 @@ def test_a_report_is_made_and_not_kept(serving, runs):
     assert sorted(path for path in runs.rglob("*")) == before
     (runs / "a b" / "report.html").write_text("as it was written")
     assert server.get("/report?run=a+b").text == "as it was written"
+    os.utime(runs / "a b" / "report.html", (1, 1))
+    assert 'class="verdict"' in server.get("/report?run=a+b").text  # the run is newer
     example.start(runs / "begun", example.config({"FedAvg": 4}, [0]))
     none = serving(runs).get("/report?run=begun")
     assert (none.status, "no arm has finished a round" in none.text) == (409, True)
     assert server.get("/report?run=absent").status == 404
+
+
+def test_settings_that_are_null_are_left_out(serving, tmp_path):
+    content = example.config({"FedAvg": 4}, [0])
+    example.start(tmp_path / "run", content | {"control": None, "data": {"noise": None, "sizes": [1, None]}})
+    config = serving(tmp_path).get("/config?run=run")
+    del content["control"]
+    assert tomllib.loads(config.text) == content | {"data": {"sizes": [1]}}
+
+
+def test_odd_runs_leave_the_pages_standing(serving, runs):
+    (runs / "half").mkdir()
+    (runs / "half" / "run.json").write_text("{")
+    example.start(runs / "odd", example.config({"FedAvg": 4}, [0], title="\ud800"))
+    example.write_rounds(runs / "odd", 0, "FedAvg", 0, 0, example.line(1, seconds=1e308) * 3)
+    server = serving(runs)
+    page = server.get("/")
+    assert (page.status, 'href="/watch?run=a+b"' in page.text) == (200, True)
+    assert server.get("/watch?run=odd&run=half").status == 200
+    report = server.get("/report?run=half")
+    assert (report.status, "run.json is damaged" in report.text) == (409, True)
 
 
 def test_a_report_with_pictures(serving, tmp_path):

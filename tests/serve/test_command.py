@@ -1,14 +1,17 @@
 """`fipa serve` and `fipa run --serve` as commands."""
 
+import json
 import re
 import signal
+import subprocess
 import sys
 import urllib.request
+from urllib.parse import quote_plus
 
 import pytest
 from tiny import ONE_ARM, fipa, process, write
 
-from fipa import cli
+from fipa.cli import execution
 from fipa.serve import command
 from serve import example
 
@@ -45,8 +48,14 @@ def test_without_the_extra(tmp_path, monkeypatch, capsys):
     assert "no page: --serve needs starlette" in capsys.readouterr().err
 
 
+def test_an_empty_token_is_none(tmp_path):
+    done = fipa("serve", tmp_path, "--port", 0, "--token", "")
+    assert (done.code, "--token is empty" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize(
-    ("host", "given", "asked"), [("127.0.0.1", None, False), ("127.0.0.1", "abc", True), ("0.0.0.0", None, True)]
+    ("host", "given", "asked"),
+    [("127.0.0.1", None, False), ("127.0.0.1", "a&b c", True), ("0.0.0.0", None, True)],
 )
 def test_other_machines_need_a_token(tmp_path, monkeypatch, host, given, asked):
     import uvicorn
@@ -57,7 +66,7 @@ def test_other_machines_need_a_token(tmp_path, monkeypatch, host, given, asked):
     command.serve(tmp_path, host, 0, given, False, said.append)
     found = re.fullmatch(rf"http://{host}:\d+/(\?token=(\S+))?", said[0])
     assert bool(found[1]) == asked
-    assert given is None or found[2] == given
+    assert given is None or found[2] == quote_plus(given)
     assert not asked or given or len(found[2]) >= 20
 
 
@@ -77,13 +86,13 @@ def test_a_browser_is_opened_where_there_is_a_screen(monkeypatch):
 def test_a_page_beside_a_run(tmp_path, monkeypatch):
     """It is there while the run goes on, and ends with it."""
     pages = []
-    whole = cli._execute
+    whole = execution.execute
 
     def execute(job, *options):
         pages.append(fetch(re.findall(r"http://\S+", sys.stderr.getvalue())[0]))
         whole(job, *options)
 
-    monkeypatch.setattr(cli, "_execute", execute)
+    monkeypatch.setattr(execution, "execute", execute)
     done = fipa("run", write(tmp_path, ONE_ARM), "--out", tmp_path / "run", "--serve", "--quiet")
     assert done.code == 0, done.err
     assert "0 of 2 rounds" in pages[0]
@@ -105,3 +114,13 @@ def test_ctrl_c_ends_the_server(tmp_path):
         stream.close()
     assert "Traceback" not in out + err
     assert running.returncode in (0, 130)
+
+
+@pytest.mark.long
+def test_ctrl_c_beside_a_run_is_silent(tmp_path):
+    """A terminal sends it to the server as well."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "fipa.serve", tmp_path], text=True, **pipes) as running:
+        assert answers(json.loads(running.stdout.readline())["address"])
+        running.send_signal(signal.SIGINT)
+        assert running.communicate(timeout=60)[1] == ""

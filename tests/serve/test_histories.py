@@ -61,6 +61,27 @@ def test_damaged_lines_are_told_and_left_out(tmp_path):
     assert whole_history(history.path, 9)["metric"] == [51, 55]
 
 
+def test_numbers_that_cannot_be_drawn_are_none(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    texts = ["NaN", "1e999", "1" + 400 * "0", "true"]
+    history.path.write_text("".join(f'{{"metric": {text}}}\n' for text in texts))
+    assert history.refresh()
+    assert rounds(history) == [None] * 4
+    assert history.broken == ""
+
+
+def test_one_that_can_be_read_again_is_not_broken(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    history.path.mkdir()
+    assert history.refresh()
+    assert "cannot be read" in history.broken
+    assert not history.refresh()  # nothing new
+    history.path.rmdir()
+    history.path.write_text(line(1))
+    assert history.refresh()
+    assert (rounds(history), history.broken) == ([51], "")
+
+
 def test_the_end_of_an_arm_that_diverged(tmp_path):
     history = History(tmp_path / "history.jsonl")
     history.path.write_text(line(1) + DIVERGED)

@@ -9,7 +9,8 @@ from report import example as results
 
 from fipa.errors import FipaError
 from fipa.serve import library
-from fipa.serve.library import Library, inside
+from fipa.serve.files import inside
+from fipa.serve.library import Library
 from fipa.serve.states import State
 from serve import example
 
@@ -61,6 +62,37 @@ def test_links_are_not_followed(tmp_path):
     os.symlink("/etc/hostname", served / "run" / "report.html")
     assert not inside(served, served / "run" / "report.html")
     assert not inside(served, served / "run" / "absent")
+
+
+def test_links_in_a_run_are_not_followed(tmp_path):
+    outside, run = tmp_path / "outside", tmp_path / "served" / "run"
+    history = example.write_rounds(outside, 0, "FedAvg", 0, 4)
+    results.write(outside, results.full(1, 2))
+    (outside / "error.txt").write_text("secret")
+    example.start(run, example.config({"FedAvg": 4}, [0]))
+    place = example.write_rounds(run, 0, "FedAvg", 0, 0)
+    place.unlink()
+    os.symlink(history, place)
+    for name in ("error.txt", "results.json"):
+        os.symlink(outside / name, run / name)
+    (found,) = Library(tmp_path / "served").refresh()
+    assert (found.state, found.tracks[0].done) == (State.STOPPED, 0)
+    assert found.note == "00-fedavg/seed-0: history.jsonl is a link to elsewhere"
+    with pytest.raises(FipaError, match="nothing to report"):
+        found.whole()
+
+
+def test_results_that_become_a_link_are_not_read(tmp_path):
+    results.write(tmp_path / "outside", results.full(1, 2))
+    results.write(tmp_path / "served" / "run", results.full(1, 3))
+    served = Library(tmp_path / "served")
+    assert served.refresh()[0].state is State.DIVERGED
+    (tmp_path / "served" / "run" / "results.json").unlink()
+    os.symlink(tmp_path / "outside" / "results.json", tmp_path / "served" / "run" / "results.json")
+    (found,) = served.refresh()
+    assert (found.state, found.note) == (State.BROKEN, "results.json is a link to elsewhere")
+    with pytest.raises(FipaError, match="link"):
+        found.whole()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "..", "a/../a", "a/", "./a", "%2e%2e", "a\0", ""])

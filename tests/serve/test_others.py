@@ -72,6 +72,28 @@ def test_other_checkpoints_and_none_at_all(tmp_path):
     assert (run.state, run.note) == (State.BROKEN, "run.pt is no checkpoint of a Flower server")
 
 
+def test_a_foreign_checkpoint_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    reads = []
+    whole = FlowerCheckpoint.read
+    monkeypatch.setattr(FlowerCheckpoint, "read", lambda run: reads.append(run) or whole(run))
+    run = FlowerCheckpoint("state", tmp_path)
+    for _ in range(3):
+        run.refresh()
+    assert (run.state, run.version, len(reads)) == (State.BROKEN, 1, 1)
+    checkpoint(tmp_path / "model.pt", 4, last=4)
+    run.refresh()
+    assert (run.state, len(reads)) == (State.FINISHED, 2)
+
+
+def test_settings_that_are_no_object(tmp_path):
+    content = flower_results(rounds(2), {}, "FIPA", 3, 5, {})
+    write_json(tmp_path / "results.json", content | {"config": [1]})
+    run = PlainResults("results", tmp_path)
+    run.refresh()
+    assert (run.state, run.note) == (State.BROKEN, "results.json: 'config' is not an object")
+
+
 def test_results_that_grow(tmp_path):
     run = PlainResults("results", tmp_path)
     write_json(tmp_path / "results.json", flower_results(rounds(2), {}, "FIPA", 3, 5, {}))

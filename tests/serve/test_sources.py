@@ -135,6 +135,42 @@ def test_broken_files_are_a_state(tmp_path, content):
     assert run.state is State.FINISHED
 
 
+def test_odd_plans_are_a_state(tmp_path):
+    content = example.config({"FedAvg": 4}, [0, 0])
+    run = look(example.start(tmp_path, content))
+    assert (run.state, run.note) == (State.BROKEN, "run.json repeats a seed")
+    with pytest.raises(FipaError, match="repeats a seed"):
+        run.whole()
+    example.start(tmp_path, content | {"seeds": [0], "rounds": float("inf"), "arms": [{"name": "FedAvg"}]})
+    run.refresh()
+    assert (run.state, run.note) == (State.BROKEN, "run.json is damaged or only half written")
+
+
+def test_whatever_goes_wrong_in_a_look_is_a_state(tmp_path, monkeypatch):
+    run = look(example.finished(tmp_path))
+    monkeypatch.setattr(run, "look", lambda: {}["absent"])
+    run.refresh()
+    assert (run.state, run.note) == (State.BROKEN, "its files cannot be understood: KeyError: 'absent'")
+
+
+def test_what_cannot_be_shown_is_told(tmp_path):
+    run = look(example.finished(tmp_path))
+    run.header["metric"] = 3
+    told = views.line(run)
+    assert told["state"] == "broken"
+    assert "cannot be understood: TypeError" in told["note"]
+    assert views.arms(run) == []
+    assert views.charts([run]) == []
+    assert len(views.charts([run, look(tmp_path)])) == 1
+
+
+def test_no_report_of_a_plan_that_is_another_one(tmp_path):
+    run = look(example.finished(tmp_path))
+    run.tracks = run.tracks[:1]
+    with pytest.raises(FipaError, match="ask again"):
+        run.whole()
+
+
 def test_a_damaged_history_is_told(tmp_path):
     example.finished(tmp_path)
     example.write_rounds(tmp_path, 1, "FIPA", 1, 4, "garbage\n")

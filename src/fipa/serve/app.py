@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
@@ -18,13 +19,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from fipa.errors import FipaError
 from fipa.report import html
 from fipa.report.files import load_views
 from fipa.report.page import page_of
 from fipa.report.sections import labelled
 from fipa.serve import views
-from fipa.serve.library import Library, inside
+from fipa.serve.files import ODD, inside, told
+from fipa.serve.library import Library
 from fipa.serve.security import REPORT_POLICY, Guard
 from fipa.serve.sources import Source
 from fipa.serve.states import State
@@ -54,10 +55,12 @@ class Pages:
 
     async def overview(self, request: Request) -> Response:
         """All runs."""
-        sources = await run_in_threadpool(self._library.refresh)
-        runs = [views.line(source) for source in in_order(sources)]
+        return await run_in_threadpool(self._overview)
+
+    def _overview(self) -> Response:
+        runs = [views.line(source) for source in in_order(self._library.refresh())]
         content = {"title": "Runs", "root": str(self._library.root), "runs": runs, "states": SHOWN_STATES}
-        return HTMLResponse(html.render("serve/list.html", **content))
+        return HTMLResponse(_encoded(html.render("serve/list.html", **content)))
 
     async def watch(self, request: Request) -> Response:
         """One run, or several side by side."""
@@ -81,7 +84,7 @@ class Pages:
             several=len([run for run in runs if run["report"]]) > 1,
             query="&".join(run["query"] for run in runs),
         )
-        return HTMLResponse(page, 200 if runs else 404)
+        return HTMLResponse(_encoded(page), 200 if runs else 404)
 
     async def report(self, request: Request) -> Response:
         """The run's report.html if it tells the end; else one that is made of what is on disk now, and not kept."""
@@ -90,14 +93,15 @@ class Pages:
             return _missing()
         try:
             page = await run_in_threadpool(self._report, sources)
-        except (FipaError, OSError) as error:
-            return PlainTextResponse(f"no report can be made: {error}", 409)
-        return HTMLResponse(page, headers={"content-security-policy": REPORT_POLICY})
+        except (OSError, *ODD) as error:
+            return PlainTextResponse(_encoded(f"no report can be made: {told(error)}"), 409)
+        return HTMLResponse(_encoded(page), headers={"content-security-policy": REPORT_POLICY})
 
     def _report(self, sources: list[Source]) -> str:
         written = sources[0].path / "report.html"
         over = sources[0].state in (State.FINISHED, State.DIVERGED)
-        if len(sources) == 1 and over and inside(self._library.root, written):
+        kept = len(sources) == 1 and over and inside(self._library.root, written)
+        if kept and written.stat().st_mtime >= sources[0].changed_at:
             return written.read_text("utf-8")
         names = [views.line(source)["name"] for source in sources]
         contents = []
@@ -111,7 +115,8 @@ class Pages:
         sources = await run_in_threadpool(self._library.pick, request.query_params.getlist("run"))
         if not sources or not sources[0].header.get("config"):
             return _missing()
-        return PlainTextResponse(tomli_w.dumps(sources[0].header["config"], multiline_strings=True))
+        text = tomli_w.dumps(_without_none(sources[0].header["config"]), multiline_strings=True)
+        return PlainTextResponse(_encoded(text))
 
     async def events(self, request: Request) -> Response:
         """What changes, for as long as the page is open."""
@@ -136,6 +141,20 @@ def _static(name: str) -> str | None:
     if name in SHARED:
         return html.asset(name)
     return html.asset(name, "serve") if name in OWN else None
+
+
+def _encoded(text: str) -> bytes:
+    """As UTF-8, with question marks for what is no text: half a character in a title, or in a folder's name."""
+    return text.encode("utf-8", "replace")
+
+
+def _without_none(value: Any) -> Any:
+    """Without what is null, which TOML cannot say."""
+    if isinstance(value, dict):
+        return {key: _without_none(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [_without_none(part) for part in value if part is not None]
+    return value
 
 
 def _missing() -> Response:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -48,13 +48,15 @@ def serve(
         if (remedy := missing(error, "serve")) is None:
             raise
         raise FipaError(f"fipa serve {remedy}") from error
+    if token == "":
+        raise FipaError("--token is empty: leave it out, or give one")
     if token is None and not loopback(host):
         token = os.environ.get("FIPA_TOKEN") or secrets.token_urlsafe(16)
     running: list[uvicorn.Server] = []
     app = application(directory, token, lambda: any(server.should_exit for server in running))
     with bound(host, port) as listening:
         name = f"[{host}]" if ":" in host else host
-        query = f"?token={token}" if token is not None else ""
+        query = f"?{urlencode({'token': token})}" if token is not None else ""
         address = f"http://{name}:{listening.getsockname()[1]}/{query}"
         say(address)
         if open_page:
@@ -69,7 +71,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
     """A socket at this address; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere it would share the port with whoever has it
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))
         except OSError as error:
@@ -122,4 +125,5 @@ def until_alone(directory: Path) -> None:
         print(json.dumps({"address": address}), flush=True)
         Thread(target=wait, daemon=True).start()
 
-    serve(directory, "127.0.0.1", 0, None, False, tell)
+    with suppress(KeyboardInterrupt):  # of the terminal, which the parent hears as well
+        serve(directory, "127.0.0.1", 0, None, False, tell)

@@ -62,14 +62,6 @@ class Library:
                 self._looked = -1e9
 
 
-def inside(root: Path, path: Path) -> bool:
-    """Whether a file is really below the folder, wherever links lead."""
-    try:
-        return path.resolve(strict=True).is_relative_to(root)
-    except OSError:
-        return False
-
-
 def _runs(root: Path, folder: Path, depth: int) -> Iterator[tuple[str, Path, type[Source]]]:
     """Folders that hold a run, without following links; nothing below a run is looked at."""
     try:

@@ -12,8 +12,9 @@ from fipa.errors import FipaError
 from fipa.federation.record import RoundRecord
 from fipa.report.files import check_results, load_results
 from fipa.report.flower import flower_results
-from fipa.serve.histories import SHOWN
-from fipa.serve.sources import Source
+from fipa.serve.files import ODD, stamp, told
+from fipa.serve.histories import SHOWN, finite
+from fipa.serve.sources import RESULTS, Source
 from fipa.serve.states import State, quiet_for
 from fipa.serve.tracks import Track
 
@@ -22,7 +23,8 @@ from fipa.serve.tracks import Track
 class OneFile(Source):
     """A run of which one file is read, whenever it is another one."""
 
-    _stamp: tuple[int, int] | None = None
+    _stamp: tuple[int, int, int] | None = None
+    _error: str = ""  # of the file with this stamp
 
     @property
     @abstractmethod
@@ -35,19 +37,35 @@ class OneFile(Source):
 
     def whole(self) -> dict[str, Any]:
         """The results with all that the report shows."""
-        return check_results(self.read(), self.file)
+        return check_results(self._content(), self.file)
 
     def look(self) -> bool:
         """Read the file if it is another one; a process is known to be alive by its writing only."""
         stat = self.file.stat()
-        stamp = stat.st_ino, stat.st_mtime_ns
-        changed = stamp != self._stamp or self.state is State.BROKEN
+        changed = stamp(stat) != self._stamp
         if changed:
-            content = self.read()
-            self._stamp, self.header = stamp, {key: value for key, value in content.items() if key != "arms"}
-            self.tracks = _tracks(content, stat.st_mtime)
+            self._stamp, self._error = stamp(stat), ""
+            try:
+                content = self._content()
+                self.tracks = _tracks(content, stat.st_mtime)
+                self.header = {key: value for key, value in content.items() if key != "arms"}
+            except OSError:  # which may pass without the file being another one
+                self._stamp = None
+                raise
+            except ODD as error:
+                self._error = told(error)
+        if self._error:
+            raise FipaError(self._error)
         self.state, self.note = self._standing(stat.st_mtime)
         return changed
+
+    def _content(self) -> dict[str, Any]:
+        if not self.holds(self.file):
+            raise FipaError(f"{self.file.name} is a link to elsewhere")
+        content = self.read()
+        if not isinstance(content.get("config") or {}, dict):
+            raise FipaError(f"{self.file.name}: 'config' is not an object")
+        return content
 
     def _standing(self, changed_at: float) -> tuple[State, str]:
         if all(track.over for track in self.tracks):
@@ -67,7 +85,7 @@ class PlainResults(OneFile):
     @property
     def file(self) -> Path:
         """The results."""
-        return self.path / "results.json"
+        return self.path / RESULTS
 
     def read(self) -> dict[str, Any]:
         """The results, checked."""
@@ -117,12 +135,12 @@ def _tracks(content: dict[str, Any], changed_at: float) -> list[Track]:
     for arm, seeds in content["arms"].items():
         for seed, record in seeds.items():
             rounds = len(record["metric"])
-            columns = {name: list(record.get(name) or [None] * rounds) for name in SHOWN}
+            columns = {name: [finite(v) for v in record.get(name) or [None] * rounds] for name in SHOWN}
             status, total = record.get("status", "finished"), content.get("rounds")
             found.append(
                 Track(
                     arm, seed, columns, total if isinstance(total, int) else None if status == "running" else rounds,
-                    int(record.get("after") or 0), record.get("initial_metric"), status == "diverged",
+                    int(record.get("after") or 0), finite(record.get("initial_metric")), status == "diverged",
                     status == "finished", False, changed_at,
                 )
             )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 from fipa.errors import FipaError
 from fipa.folders import HISTORY, arm_folder, warmup_folder
 from fipa.report.files import FORMAT
+from fipa.serve.files import ODD
 
 ACCURACY = {"name": "test accuracy, %", "goal": "max", "scale": "linear"}
 ERROR = {"name": "test error", "goal": "min", "scale": "log"}
@@ -69,17 +70,23 @@ def read_plan(directory: Path) -> Plan:
         config = content["config"]
         pairs = tuple(_pairs(directory, config))
         metric = {**_guess(config), **{k: str(v) for k, v in (content.get("metric") or {}).items()}}
+        if metric["goal"] not in ("min", "max") or metric["scale"] not in ("log", "linear"):
+            raise FipaError(f"run.json has a metric that is not known: {metric}")
         warmup = config["warmup"]["name"] if config.get("warmup") else None
         guessed = not content.get("metric")
         return Plan(str(content["name"]), str(content["command"]), config, metric, warmup, pairs, guessed)
     except OSError as error:
         raise FipaError(f"run.json cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except FipaError:
+        raise
+    except ODD as error:
         raise FipaError("run.json is damaged or only half written") from error
 
 
 def _pairs(directory: Path, config: dict[str, Any]) -> Iterator[Pair]:
     seeds = [int(seed) for seed in config["seeds"]]
+    if len(set(seeds)) < len(seeds):
+        raise FipaError("run.json repeats a seed")
     warmup = config.get("warmup")
     end = int(warmup["rounds"]) if warmup else 0
     arms = [(str(arm["name"]), int(arm.get("rounds") or config["rounds"]), arm.get("start")) for arm in config["arms"]]

@@ -81,4 +81,4 @@ def _brings(request: HTTPConnection, token: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    return compare_digest(one.encode(), other.encode())
+    return bool(one) and compare_digest(one.encode(), other.encode())

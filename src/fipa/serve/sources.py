@@ -13,11 +13,13 @@ from typing import Any, ClassVar
 from fipa.errors import FipaError
 from fipa.folders import ERROR, LOCK
 from fipa.report.files import DEFAULTS, check_results, load_results
+from fipa.serve.files import ODD, inside, stamp, told
 from fipa.serve.histories import History, whole_history
 from fipa.serve.plans import Pair, Plan, read_plan
 from fipa.serve.states import State, locked, quiet_for
 from fipa.serve.tracks import Track, current, records
 
+RESULTS = "results.json"
 REST = 5.0  # seconds between two looks at the histories of a run that no process works on
 MARKS = 50  # moments at which rounds were seen to end
 
@@ -62,10 +64,19 @@ class Source(ABC):
         else:
             try:
                 changed = self.look()
-            except (FipaError, OSError) as error:
-                self.state, self.note = State.BROKEN, str(error)
+            except (OSError, *ODD) as error:
+                self.state, self.note = State.BROKEN, told(error)
         if changed or before != (self.state, self.note):
             self.version += 1
+
+    def holds(self, path: Path) -> bool:
+        """Whether a file is really in this folder, and no link to elsewhere."""
+        return inside(self.path.resolve(), path)
+
+    @property
+    def changed_at(self) -> float:
+        """When a round was last written; 0 if none was."""
+        return max((track.changed_at for track in self.tracks), default=0.0)
 
     @property
     def overhead(self) -> float:
@@ -84,7 +95,7 @@ class FipaRun(Source):
 
     kind: ClassVar[str] = "fipa"
     plan: Plan | None = None
-    _stamp: tuple[int, int] | None = None
+    _stamp: tuple[int, int, int] | None = None
     _histories: dict[Path, History] = field(default_factory=dict)
     _looked: float = 0.0
     _alive: bool | None = None
@@ -100,14 +111,15 @@ class FipaRun(Source):
             return False
         self._alive, self._looked = alive, time.monotonic()
         grown = [history.refresh() for history in self._histories.values()]
-        if any(grown) or changed:
-            before = [None] * len(grown) if changed else self.tracks
+        afresh = changed or len(self.tracks) != len(grown)  # as after an error
+        if any(grown) or afresh:
+            before = [None] * len(grown) if afresh else self.tracks
             self.tracks = [
                 self._track(self.plan, pair) if new or old is None else old
                 for pair, new, old in zip(self.plan.pairs, grown, before, strict=True)
             ]
             self._marks.append((time.monotonic(), sum(track.sum("seconds") for track in self.tracks)))
-        if changed and self.plan.guessed:
+        if changed and self.plan.guessed and self.holds(self.path / RESULTS):
             with suppress(FipaError):
                 self.header["metric"] = load_results(self.path)["metric"]
         self.state, self.note = self._standing(alive)
@@ -115,12 +127,16 @@ class FipaRun(Source):
 
     def whole(self) -> dict[str, Any]:
         """What the run wrote at its end, if nothing came after it; else all rounds that are on disk."""
-        assert self.plan is not None
-        written = _changed_at(self.path / "results.json")
-        if written and written >= max(_changed_at(pair.history) for pair in self.plan.pairs):
+        if self.plan is None or self.state is State.BROKEN:
+            raise FipaError(self.note or "run.json was not read")
+        pairs, tracks = self.plan.pairs, list(self.tracks)  # as they are now: others may look meanwhile
+        if [(pair.arm, str(pair.seed)) for pair in pairs] != [(track.arm, track.seed) for track in tracks]:
+            raise FipaError("the run has just changed; ask again")
+        written = _changed_at(self.path / RESULTS) if self.holds(self.path / RESULTS) else 0.0
+        if written and written >= max((_changed_at(pair.history) for pair in pairs), default=0.0):
             return load_results(self.path)
         arms: dict[str, dict[str, Any]] = {}
-        for pair, track in zip(self.plan.pairs, self.tracks, strict=True):
+        for pair, track in zip(pairs, tracks, strict=True):
             if track.done and not track.warmup:
                 arms.setdefault(pair.arm, {})[str(pair.seed)] = track.record() | whole_history(pair.history, track.done)
         return check_results({**self.header, "arms": arms}, self.path)
@@ -139,12 +155,13 @@ class FipaRun(Source):
         except OSError as error:
             self._stamp = None
             raise FipaError("run.json is gone") from error
-        stamp = stat.st_ino, stat.st_mtime_ns
-        if stamp == self._stamp and self.plan is not None:
+        if stamp(stat) == self._stamp and self.plan is not None:
             return False
+        if not self.holds(self.path / "run.json"):
+            raise FipaError("run.json is a link to elsewhere")
         self.plan = read_plan(self.path)
-        self._stamp, self.header = stamp, self.plan.header
-        self._histories = {pair.history: History(pair.history) for pair in self.plan.pairs}
+        self._stamp, self.header = stamp(stat), self.plan.header
+        self._histories = {pair.history: History(pair.history, self.path) for pair in self.plan.pairs}
         self._marks.clear()
         return True
 
@@ -168,7 +185,7 @@ class FipaRun(Source):
             alive = alive and not all(track.over for track in self.tracks)
         if alive:
             return State.RUNNING, note
-        if reason := _text(self.path / ERROR):
+        if self.holds(self.path / ERROR) and (reason := _text(self.path / ERROR)):
             return State.FAILED, reason
         if all(track.over for track in self.tracks):
             return (State.DIVERGED if any(t.diverged for t in self.tracks) else State.FINISHED), note

@@ -27,7 +27,7 @@ def message(event: str, content: Any) -> str:
 
 def in_order(sources: Sequence[Source]) -> list[Source]:
     """Those that run first, then those that were written last."""
-    return sorted(sources, key=lambda s: (RANK.get(s.state, 1), -views.line(s)["changed_at"], s.id))
+    return sorted(sources, key=lambda s: (RANK.get(s.state, 1), -s.changed_at, s.id))
 
 
 class Listener:

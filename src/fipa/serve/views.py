@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -12,13 +13,21 @@ from fipa.report.html import environment
 from fipa.report.page import figure
 from fipa.report.sections import grouped, labelled, section_payload
 from fipa.report.words import capitalised, number, value, with_name
+from fipa.serve.files import ODD, told
 from fipa.serve.sources import Source
 from fipa.serve.states import State
 from fipa.serve.tracks import Track, best, current, seconds_left
 
 
 def line(source: Source) -> dict[str, Any]:
-    """What is said of a run in the list and at the top of its page."""
+    """What is said of a run in the list and at the top of its page; that it is broken, if its files are odd."""
+    try:
+        return _line(source)
+    except ODD as error:
+        return _line(replace(source, state=State.BROKEN, note=told(error), tracks=[], header={}))
+
+
+def _line(source: Source) -> dict[str, Any]:
     header, tracks = source.header, source.tracks
     totals = [track.total for track in tracks]
     done = sum(track.done for track in tracks)
@@ -41,16 +50,23 @@ def line(source: Source) -> dict[str, Any]:
         "up": number(sum(track.sum("uplink_bytes") for track in tracks) / MIB),
         "down": number(sum(track.sum("downlink_bytes") for track in tracks) / MIB),
         "seconds": duration(sum(track.sum("seconds") for track in tracks)),
-        "changed_at": int(max((track.changed_at for track in tracks), default=0)),
+        "changed_at": int(source.changed_at),
         "command": str(header.get("command") or ""),
-        "query": urlencode({"run": source.id}),
+        "query": urlencode({"run": source.id}, errors="replace"),
         "report": any(track.done and not track.warmup for track in tracks),
         "config": bool(header.get("config")),
     }
 
 
 def arms(source: Source) -> list[dict[str, Any]]:
-    """A line for every arm: how far it is on its seeds, where it stands, and what it took so far."""
+    """A line for every arm: how far it is on its seeds, where it stands, and what it took so far; none of odd files."""
+    try:
+        return _arms(source)
+    except ODD:
+        return []
+
+
+def _arms(source: Source) -> list[dict[str, Any]]:
     metric = {"metric": source.header.get("metric") or {"scale": "log", "name": ""}}
     now = current(source.tracks) if source.state is State.RUNNING else None
     rows = []
@@ -73,8 +89,23 @@ def arms(source: Source) -> list[dict[str, Any]]:
 def charts(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """For every metric that these runs have: its figure, what the chart draws, and what tells one figure from another.
 
-    The last is the figure's shape: a page whose figure has another shape loads itself again.
+    The last is the figure's shape: a page whose figure has another shape loads itself again. Runs that cannot be drawn,
+    as their files are odd, are left out.
     """
+    try:
+        return _charts(sources)
+    except ODD:
+        return _charts([source for source in sources if _drawn(source)])
+
+
+def _drawn(source: Source) -> bool:
+    try:
+        return bool(_charts([source]))
+    except ODD:
+        return False
+
+
+def _charts(sources: Sequence[Source]) -> list[dict[str, Any]]:
     loaded = [(source, results) for source in sources if (results := source.results()) is not None]
     shown = labelled([line(source)["name"] for source, _ in loaded], [(results, {}) for _, results in loaded])
     found = []

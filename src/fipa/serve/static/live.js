@@ -12,6 +12,7 @@ function listen(query, handlers) {
     source.addEventListener(name, (event) => { handle(JSON.parse(event.data)); ages(); });
   }
   addEventListener("pagehide", () => source.close());
+  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });  // kept by the browser, deaf
 }
 
 // An element from a part that the server made, in which names are escaped.
