@@ -67,7 +67,7 @@ def test_get_goes_on_with_a_part(served, tmp_path):
 def test_bar_on_a_terminal(served, tmp_path, monkeypatch):
     from rich.console import Console
 
-    monkeypatch.setattr("fipa.cli.out", Console(force_terminal=True, width=120))
+    monkeypatch.setattr("fipa.cli.data.out", Console(force_terminal=True, width=120))
     text = fipa("data", "get", "mnist", "--data", tmp_path).out
     assert "bytes" in text
     assert "mnist" in text
