@@ -86,8 +86,8 @@ def section() -> list[str]:
         f"images by heart ({min(row['last'] for arms in cells for row in arms[CEILING].values()):.1f} at the worst)."
     )
     verdict = (
-        "FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule here**: its lead over "
-        f"FedAvg is {', '.join(map(told, papers))} points. The shared basis is above the best first-order rule by "
+        "FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule here**: its lead "
+        f"over FedAvg is {', '.join(map(told, papers))} points. The shared basis is above the best first-order rule by "
         f"{', '.join(map(told, gains))} points (95 % intervals, paired by seed; in the order of the table). We had "
         "aimed at two points: that is more than the ceiling leaves."
     )
