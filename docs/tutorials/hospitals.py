@@ -8,7 +8,7 @@
 # 1. **Step control**: the hospitals' own loss decides whether a step is taken.
 # 2. **Secure sums**: the server sees sums over all hospitals, and nothing of a single one.
 #
-# The data are digits that come with the package, in the place of cases. It needs `pip install 'fipa[flower]'`.
+# The data are digits that come with the package, instead of cases. It needs `pip install 'fipa[flower]'`.
 
 # %%
 import logging
