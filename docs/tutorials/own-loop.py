@@ -2,7 +2,7 @@
 # # FIPA in your own PyTorch loop
 #
 # You have a model, a training function and clients whose data differ. This page replaces the server's average by FIPA.
-# It needs `pip install fipa` and nothing else, and runs in seconds.
+# It needs `pip install fipa`, matplotlib for the figure at the end, and runs in seconds.
 #
 # ## The data
 #

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # A problem and a rule of your own
 #
-# A problem is a function, and a rule is a small class. Both work everywhere: in `fipa.aggregate`, in a federation and
-# on Flower. It needs `pip install 'fipa[cli]'`.
+# A problem is a function, and a rule is a small class. A rule works in `fipa.aggregate`, in a `fipa.Federation` and
+# on Flower; TOML files of `fipa run` name rules, and know ours only. It needs `pip install 'fipa[cli]'`.
 #
 # ## A problem
 #
-# Three weather stations measure one curve, each during its own hours. One of them is broken and adds 2 to everything.
+# Five weather stations measure one curve, each during its own hours. One of them is broken and adds 2 to everything.
 # A `Residual` says what should be zero, one number per example.
 
 # %%

@@ -541,3 +541,13 @@ def test_layout_of_the_sketch_is_that_of_named_parameters() -> None:
     result = fipa.aggregate(theta, [ClientUpdate(delta, 8, sketch)], CompletedFIPA()).theta
     torch.testing.assert_close(result["2.weight"], theta["2.weight"] + 1)
     assert torch.equal(result["0.weight"], theta["0.weight"])
+
+
+def test_a_rule_that_returns_no_step_is_named() -> None:
+    class Bad:
+        def __call__(self, cohort, state):
+            return cohort.mean_delta
+
+    theta = {"w": torch.zeros(2)}
+    with pytest.raises(fipa.FipaError, match=r"Bad returned a Tensor: a rule returns fipa.Step"):
+        fipa.aggregate(theta, [fipa.ClientUpdate({"w": torch.ones(2)}, 1)], rule=Bad())

@@ -126,4 +126,4 @@ def test_the_flower_app_on_a_superlink(app: Any, capsys: Any) -> None:
         deployed = lines(deployment.run(APP, {"nodes": 2, "rounds": 1}, timeout=500))
     app("server_app").app(LocalGrid(app("client_app").app, 2), Context(1, 1, {}, RecordDict(), config))
     assert lines(capsys.readouterr().out) == deployed
-    alike("\n".join(deployed), "\n".join(lines(page_of("flower"))[:2]))
+    assert alike("\n".join(deployed), "\n".join(lines(page_of("flower"))[:2]))

@@ -175,6 +175,10 @@ def _apply(
         name = getattr(rule, "__name__", "FIPA")
         raise FipaError(f"rule={rule!r} is not a rule: make one, as rule=fipa.{name}()")
     step = rule(cohort, state)
+    if not isinstance(step, Step):
+        raise FipaError(
+            f"{type(rule).__name__} returned a {type(step).__name__}: a rule returns fipa.Step(change, ...)"
+        )
     if not bool(step.change.isfinite().all()):
         raise Diverged(f"{rule} made NaN or infinity of finite updates: raise the damping, or lower the learning rate")
     changed = flat + step.change
