@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from tables import HERE, Row, interval, read, spread
+from tables import HERE, Row, by_arm, interval, spread
 
 MODELS = {"cnn8k": "CNN-8k", "cnn23k": "CNN-23k", "cnn207k": "CNN-207k", "resnet20": "ResNet-20"}
 ALPHAS = (0.01, 0.05, 0.1, 0.3, 0.6)
@@ -27,10 +27,7 @@ PAPERS, OURS = "FIPA (paper)", "FIPA shared basis"
 
 def cell(model: str, alpha: float) -> dict[str, dict[int, Row]]:
     """The rows of a cell by arm and seed; nothing where it has not been run."""
-    found: dict[str, dict[int, Row]] = {}
-    for row in read(HERE / f"table1-{model}-{alpha}.csv"):
-        found.setdefault(row["arm"], {})[row["seed"]] = row
-    return found
+    return by_arm(HERE / f"table1-{model}-{alpha}.csv")
 
 
 def best_control(arms: dict[str, dict[int, Row]], key: str) -> str:

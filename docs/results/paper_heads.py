@@ -6,7 +6,7 @@ from statistics import mean
 
 from paper_cells import OURS, PAPERS, told
 from paper_cells import score as late_score
-from tables import HERE, Row, read, spread
+from tables import HERE, Row, by_arm, spread
 
 SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
 ALPHAS = ("0.05", "0.1", "0.3", "0.6", "iid")
@@ -22,10 +22,7 @@ CEILING = "centralised"
 
 def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
     """The rows of a set and an alpha by arm and seed; nothing where they have not been run."""
-    found: dict[str, dict[int, Row]] = {}
-    for row in read(HERE / f"table2-{name}-{alpha}.csv"):
-        found.setdefault(row["arm"], {})[row["seed"]] = row
-    return found
+    return by_arm(HERE / f"table2-{name}-{alpha}.csv")
 
 
 def run() -> list[tuple[str, str]]:

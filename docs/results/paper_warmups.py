@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import mean
 
 from paper_cells import ALPHAS, MODELS, differences, told
-from tables import HERE, Row, read, spread
+from tables import HERE, Row, by_arm, spread
 
 STARTS = (100, 300, 500, 1000)
 PLAIN, CONTROL, PAPERS, OURS = "FedAvg", "FedAvg lr/10, tuned step", "FIPA", "FIPA shared basis"
@@ -14,10 +14,7 @@ PLAIN, CONTROL, PAPERS, OURS = "FedAvg", "FedAvg lr/10, tuned step", "FIPA", "FI
 
 def panel(model: str, alpha: float) -> dict[str, dict[int, Row]]:
     """The rows by arm and seed, arms as "FIPA (from 100)"; nothing where it has not been run."""
-    found: dict[str, dict[int, Row]] = {}
-    for row in read(HERE / f"fig4-{model}-{alpha}.csv"):
-        found.setdefault(row["arm"], {})[row["seed"]] = row
-    return found
+    return by_arm(HERE / f"fig4-{model}-{alpha}.csv")
 
 
 def run() -> list[tuple[str, float]]:

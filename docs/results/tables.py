@@ -24,6 +24,14 @@ def read(file: Path) -> list[Row]:
         return [{key: _typed(value) for key, value in row.items()} for row in csv.DictReader(handle)]
 
 
+def by_arm(file: Path) -> dict[str, dict[int, Row]]:
+    """The rows of a CSV by arm and seed; nothing of a file that is not there."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in read(file):
+        found.setdefault(row["arm"], {})[row["seed"]] = row
+    return found
+
+
 def write(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """A CSV with these columns; what a row lacks stays empty."""
     with file.open("w", newline="") as handle:
