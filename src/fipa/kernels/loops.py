@@ -5,6 +5,9 @@ register is empty. Here the images of a batch are innermost in memory, (channels
 are filled with those: a row of an image's columns and all images of the batch is one long vector.
 
 Inputs of convolutions carry a border of zeros, one pixel wide; columns and images share one axis.
+
+The innermost loops take three neighbouring columns of one row of x, and what belongs to them in two rows of two output
+channels: twelve products for seven loads, which is what sixteen registers can hold.
 """
 
 from __future__ import annotations
@@ -15,75 +18,137 @@ from numba import njit
 F, INT, UINT = np.float32, np.int32, np.uint64
 
 
+@njit(fastmath=True, cache=True)
+def _add2(x, n, a, b, y, z):  # type: ignore[no-untyped-def]
+    """Add to y and z (W n) the products of a row x ((W + 2) n) with one row of each kernel."""
+    m = len(y)
+    x0, x1, x2 = x[:m], x[n : n + m], x[2 * n : 2 * n + m]
+    a0, a1, a2, b0, b1, b2 = a[0], a[1], a[2], b[0], b[1], b[2]
+    for t in range(m):
+        p0, p1, p2 = x0[t], x1[t], x2[t]
+        y[t] += a0 * p0 + a1 * p1 + a2 * p2
+        z[t] += b0 * p0 + b1 * p1 + b2 * p2
+
+
+@njit(fastmath=True, cache=True)
+def _add4(x, n, a, b, c, d, y0, z0, y1, z1):  # type: ignore[no-untyped-def]
+    """The same for four rows of the output."""
+    m = len(y0)
+    x0, x1, x2 = x[:m], x[n : n + m], x[2 * n : 2 * n + m]
+    a0, a1, a2, b0, b1, b2 = a[0], a[1], a[2], b[0], b[1], b[2]
+    c0, c1, c2, d0, d1, d2 = c[0], c[1], c[2], d[0], d[1], d[2]
+    for t in range(m):
+        p0, p1, p2 = x0[t], x1[t], x2[t]
+        y0[t] += a0 * p0 + a1 * p1 + a2 * p2
+        z0[t] += b0 * p0 + b1 * p1 + b2 * p2
+        y1[t] += c0 * p0 + c1 * p1 + c2 * p2
+        z1[t] += d0 * p0 + d1 * p1 + d2 * p2
+
+
+@njit(fastmath=True, cache=True)
+def _sum2(x, n, g, f, a, b):  # type: ignore[no-untyped-def]
+    """Add to one row of each kernel the products of a row x with the slopes g and f (W n)."""
+    m = len(g)
+    x0, x1, x2 = x[:m], x[n : n + m], x[2 * n : 2 * n + m]
+    a0, a1, a2, b0, b1, b2 = F(0), F(0), F(0), F(0), F(0), F(0)
+    for t in range(m):
+        p0, p1, p2, s, u = x0[t], x1[t], x2[t], g[t], f[t]
+        a0, a1, a2 = a0 + s * p0, a1 + s * p1, a2 + s * p2
+        b0, b1, b2 = b0 + u * p0, b1 + u * p1, b2 + u * p2
+    _into(a, a0, a1, a2)
+    _into(b, b0, b1, b2)
+
+
+@njit(fastmath=True, cache=True)
+def _sum4(x, n, g0, f0, g1, f1, a, b, c, d):  # type: ignore[no-untyped-def]
+    """The same for four rows of slopes."""
+    m = len(g0)
+    x0, x1, x2 = x[:m], x[n : n + m], x[2 * n : 2 * n + m]
+    a0, a1, a2, b0, b1, b2 = F(0), F(0), F(0), F(0), F(0), F(0)
+    c0, c1, c2, d0, d1, d2 = F(0), F(0), F(0), F(0), F(0), F(0)
+    for t in range(m):
+        p0, p1, p2, s, u, v, r = x0[t], x1[t], x2[t], g0[t], f0[t], g1[t], f1[t]
+        a0, a1, a2 = a0 + s * p0, a1 + s * p1, a2 + s * p2
+        b0, b1, b2 = b0 + u * p0, b1 + u * p1, b2 + u * p2
+        c0, c1, c2 = c0 + v * p0, c1 + v * p1, c2 + v * p2
+        d0, d1, d2 = d0 + r * p0, d1 + r * p1, d2 + r * p2
+    _into(a, a0, a1, a2)
+    _into(b, b0, b1, b2)
+    _into(c, c0, c1, c2)
+    _into(d, d0, d1, d2)
+
+
 @njit(cache=True)
-def _shifted(rows, n, m):  # type: ignore[no-untyped-def]
-    """What each of the nine weights of a 3x3 kernel is multiplied with, for one row of the output."""
-    top, mid, low = rows[0], rows[1], rows[2]
-    return (
-        top[:m], top[n : n + m], top[2 * n :], mid[:m], mid[n : n + m], mid[2 * n :], low[:m], low[n : n + m],
-        low[2 * n :],
-    )  # fmt: skip
+def _into(row, u, v, w):  # type: ignore[no-untyped-def]
+    row[0] += u
+    row[1] += v
+    row[2] += w
+
+
+@njit(fastmath=True, cache=True)
+def _two_rows(x, w, c, d, h, n, y0, z0, y1, z1):  # type: ignore[no-untyped-def]
+    """Rows h and h + 1 of the channels c (y) and d (z) of a convolution."""
+    y0[:] = 0
+    z0[:] = 0
+    y1[:] = 0
+    z1[:] = 0
+    for k in range(x.shape[0]):
+        a, b = w[c, k], w[d, k]
+        _add2(x[k, h], n, a[0], b[0], y0, z0)
+        _add4(x[k, h + 1], n, a[1], b[1], a[0], b[0], y0, z0, y1, z1)
+        _add4(x[k, h + 2], n, a[2], b[2], a[1], b[1], y0, z0, y1, z1)
+        _add2(x[k, h + 3], n, a[2], b[2], y1, z1)
+
+
+@njit(fastmath=True, cache=True)
+def _two_rows_gradient(x, dw, spare, c, d, h, n, g0, f0, g1, f1):  # type: ignore[no-untyped-def]
+    """Add to dw the gradient of `_two_rows`, from the slopes of c (g) and d (f); `spare` is for c without a partner."""
+    for k in range(x.shape[0]):
+        a, b = dw[c, k], dw[d, k] if d > c else spare
+        _sum2(x[k, h], n, g0, f0, a[0], b[0])
+        _sum4(x[k, h + 1], n, g0, f0, g1, f1, a[1], b[1], a[0], b[0])
+        _sum4(x[k, h + 2], n, g0, f0, g1, f1, a[2], b[2], a[1], b[1])
+        _sum2(x[k, h + 3], n, g1, f1, a[2], b[2])
 
 
 @njit(fastmath=True, cache=True)
 def convolve(x, w, y, n):  # type: ignore[no-untyped-def]
-    """Y (out, H, W n) = 3x3 convolution of x (in, H + 2, (W + 2) n) with w (out, in, 3, 3), for n images.
-
-    Two channels in one pass, so that what is loaded of x is used twice.
-    """
-    channels, m = y.shape[0], y.shape[2]
+    """Y (out, H, W n) = 3x3 convolution of x (in, H + 2, (W + 2) n) with w (out, in, 3, 3), for n images."""
+    channels, height = y.shape[:2]
+    spare = np.empty((2, y.shape[2]), F)
     for c in range(0, channels, 2):
-        d = min(c + 1, channels - 1)  # an odd one out is its own partner
-        for h in range(y.shape[1]):
-            y0, y1 = y[c, h], y[d, h]
+        d = min(c + 1, channels - 1)  # an odd one out is its own partner, and that one's sums go nowhere
+        z = y[d] if d > c else spare
+        for h in range(0, height - 1, 2):
+            i = h if d > c else 0
+            _two_rows(x, w, c, d, h, n, y[c, h], z[i], y[c, h + 1], z[i + 1])
+        if height % 2:
+            h = height - 1
+            y0, z0 = y[c, h], z[h if d > c else 0]
             y0[:] = 0
-            y1[:] = 0
+            z0[:] = 0
             for k in range(x.shape[0]):
-                a, b = w[c, k], w[d, k]
-                a0, a1, a2, a3, a4, a5, a6, a7, a8 = (
-                    a[0, 0], a[0, 1], a[0, 2], a[1, 0], a[1, 1], a[1, 2], a[2, 0], a[2, 1], a[2, 2]
-                )  # fmt: skip
-                b0, b1, b2, b3, b4, b5, b6, b7, b8 = (
-                    b[0, 0], b[0, 1], b[0, 2], b[1, 0], b[1, 1], b[1, 2], b[2, 0], b[2, 1], b[2, 2]
-                )  # fmt: skip
-                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, h : h + 3], n, m)
-                for t in range(m):
-                    p0, p1, p2, p3, p4, p5, p6, p7, p8 = (
-                        x0[t], x1[t], x2[t], x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
-                    )  # fmt: skip
-                    s = y0[t] + a0 * p0 + a1 * p1 + a2 * p2 + a3 * p3 + a4 * p4 + a5 * p5 + a6 * p6 + a7 * p7 + a8 * p8
-                    u = y1[t] + b0 * p0 + b1 * p1 + b2 * p2 + b3 * p3 + b4 * p4 + b5 * p5 + b6 * p6 + b7 * p7 + b8 * p8
-                    y0[t] = s
-                    y1[t] = u
+                for i in range(3):
+                    _add2(x[k, h + i], n, w[c, k, i], w[d, k, i], y0, z0)
 
 
 @njit(fastmath=True, cache=True)
 def convolve_gradient(x, dy, dw, n):  # type: ignore[no-untyped-def]
     """Gradient (out, in, 3, 3) of `convolve` in its weights; dy has a border like x."""
-    channels, m = dy.shape[0], dy.shape[2] - 2 * n
+    channels, height, m = dy.shape[0], dy.shape[1] - 2, dy.shape[2] - 2 * n
+    spare = np.empty((3, 3), F)
+    dw[:] = 0
     for c in range(0, channels, 2):
         d = min(c + 1, channels - 1)
-        for k in range(x.shape[0]):
-            a0, a1, a2, a3, a4, a5, a6, a7, a8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
-            b0, b1, b2, b3, b4, b5, b6, b7, b8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
-            for h in range(dy.shape[1] - 2):
-                g, f = dy[c, h + 1, n:], dy[d, h + 1, n:]
-                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, h : h + 3], n, m)
-                for t in range(m):
-                    p0, p1, p2, p3, p4, p5, p6, p7, p8 = (
-                        x0[t], x1[t], x2[t], x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
-                    )  # fmt: skip
-                    s, u = g[t], f[t]
-                    a0, a1, a2 = a0 + s * p0, a1 + s * p1, a2 + s * p2
-                    a3, a4, a5 = a3 + s * p3, a4 + s * p4, a5 + s * p5
-                    a6, a7, a8 = a6 + s * p6, a7 + s * p7, a8 + s * p8
-                    b0, b1, b2 = b0 + u * p0, b1 + u * p1, b2 + u * p2
-                    b3, b4, b5 = b3 + u * p3, b4 + u * p4, b5 + u * p5
-                    b6, b7, b8 = b6 + u * p6, b7 + u * p7, b8 + u * p8
-            a, b = dw[c, k], dw[d, k]
-            a[0, 0], a[0, 1], a[0, 2], b[0, 0], b[0, 1], b[0, 2] = a0, a1, a2, b0, b1, b2
-            a[1, 0], a[1, 1], a[1, 2], b[1, 0], b[1, 1], b[1, 2] = a3, a4, a5, b3, b4, b5
-            a[2, 0], a[2, 1], a[2, 2], b[2, 0], b[2, 1], b[2, 2] = a6, a7, a8, b6, b7, b8
+        for h in range(0, height - 1, 2):
+            g0, f0 = dy[c, h + 1, n : n + m], dy[d, h + 1, n : n + m]
+            g1, f1 = dy[c, h + 2, n : n + m], dy[d, h + 2, n : n + m]
+            _two_rows_gradient(x, dw, spare, c, d, h, n, g0, f0, g1, f1)
+        if height % 2:
+            g0, f0 = dy[c, height, n : n + m], dy[d, height, n : n + m]
+            for k in range(x.shape[0]):
+                for i in range(3):
+                    _sum2(x[k, height - 1 + i], n, g0, f0, dw[c, k, i], dw[d, k, i] if d > c else spare[i])
 
 
 @njit(fastmath=True, cache=True)
@@ -164,30 +229,12 @@ def convolve_pool(x, w, z, place, pair, n, border):  # type: ignore[no-untyped-d
 
     Two rows of two channels at a time, in `pair` (2, 2, W n): what is in between never leaves the cache.
     """
-    channels, m = place.shape[0], pair.shape[2]
+    channels = place.shape[0]
     y0, y1, z0, z1 = pair[0, 0], pair[0, 1], pair[1, 0], pair[1, 1]
     for c in range(0, channels, 2):
         d = min(c + 1, channels - 1)
         for h in range(place.shape[1]):
-            pair[:] = 0
-            for k in range(x.shape[0]):
-                a, b = w[c, k], w[d, k]
-                a0, a1, a2, a3, a4, a5, a6, a7, a8 = (
-                    a[0, 0], a[0, 1], a[0, 2], a[1, 0], a[1, 1], a[1, 2], a[2, 0], a[2, 1], a[2, 2]
-                )  # fmt: skip
-                b0, b1, b2, b3, b4, b5, b6, b7, b8 = (
-                    b[0, 0], b[0, 1], b[0, 2], b[1, 0], b[1, 1], b[1, 2], b[2, 0], b[2, 1], b[2, 2]
-                )  # fmt: skip
-                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, 2 * h : 2 * h + 3], n, m)
-                last = x[k, 2 * h + 3]
-                x9, xa, xb = last[:m], last[n : n + m], last[2 * n :]
-                for t in range(m):
-                    p0, p1, p2, p3, p4, p5 = x0[t], x1[t], x2[t], x3[t], x4[t], x5[t]
-                    p6, p7, p8, p9, pa, pb = x6[t], x7[t], x8[t], x9[t], xa[t], xb[t]
-                    y0[t] += a0 * p0 + a1 * p1 + a2 * p2 + a3 * p3 + a4 * p4 + a5 * p5 + a6 * p6 + a7 * p7 + a8 * p8
-                    y1[t] += a0 * p3 + a1 * p4 + a2 * p5 + a3 * p6 + a4 * p7 + a5 * p8 + a6 * p9 + a7 * pa + a8 * pb
-                    z0[t] += b0 * p0 + b1 * p1 + b2 * p2 + b3 * p3 + b4 * p4 + b5 * p5 + b6 * p6 + b7 * p7 + b8 * p8
-                    z1[t] += b0 * p3 + b1 * p4 + b2 * p5 + b3 * p6 + b4 * p7 + b5 * p8 + b6 * p9 + b7 * pa + b8 * pb
+            _two_rows(x, w, c, d, 2 * h, n, y0, z0, y1, z1)
             _pool_row(y0, y1, z[c, h + border, border * n :], place[c, h], n)
             _pool_row(z0, z1, z[d, h + border, border * n :], place[d, h], n)
 
@@ -195,8 +242,9 @@ def convolve_pool(x, w, z, place, pair, n, border):  # type: ignore[no-untyped-d
 @njit(fastmath=True, cache=True)
 def convolve_pool_gradient(x, dz, place, dw, pair, n):  # type: ignore[no-untyped-def]
     """Gradient (out, in, 3, 3) of `convolve_pool` in its weights, two rows of two channels at a time."""
-    channels, m = place.shape[0], pair.shape[2]
+    channels = place.shape[0]
     g0, g1, f0, f1 = pair[0, 0], pair[0, 1], pair[1, 0], pair[1, 1]
+    spare = np.empty((3, 3), F)
     dw[:] = 0
     pair[:] = 0  # an odd column at the end has no slope
     for c in range(0, channels, 2):
@@ -204,31 +252,7 @@ def convolve_pool_gradient(x, dz, place, dw, pair, n):  # type: ignore[no-untype
         for h in range(place.shape[1]):
             _unpool_row(dz[c, h], place[c, h], g0, g1, n)
             _unpool_row(dz[d, h], place[d, h], f0, f1, n)
-            for k in range(x.shape[0]):
-                a0, a1, a2, a3, a4, a5, a6, a7, a8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
-                b0, b1, b2, b3, b4, b5, b6, b7, b8 = F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0), F(0)
-                x0, x1, x2, x3, x4, x5, x6, x7, x8 = _shifted(x[k, 2 * h : 2 * h + 3], n, m)
-                last = x[k, 2 * h + 3]
-                x9, xa, xb = last[:m], last[n : n + m], last[2 * n :]
-                for t in range(m):
-                    p3, p4, p5, p6, p7, p8 = x3[t], x4[t], x5[t], x6[t], x7[t], x8[t]
-                    s, r, u, v = g0[t], g1[t], f0[t], f1[t]
-                    a0, a1, a2 = a0 + s * x0[t] + r * p3, a1 + s * x1[t] + r * p4, a2 + s * x2[t] + r * p5
-                    a3, a4, a5 = a3 + s * p3 + r * p6, a4 + s * p4 + r * p7, a5 + s * p5 + r * p8
-                    a6, a7, a8 = a6 + s * p6 + r * x9[t], a7 + s * p7 + r * xa[t], a8 + s * p8 + r * xb[t]
-                    b0, b1, b2 = b0 + u * x0[t] + v * p3, b1 + u * x1[t] + v * p4, b2 + u * x2[t] + v * p5
-                    b3, b4, b5 = b3 + u * p3 + v * p6, b4 + u * p4 + v * p7, b5 + u * p5 + v * p8
-                    b6, b7, b8 = b6 + u * p6 + v * x9[t], b7 + u * p7 + v * xa[t], b8 + u * p8 + v * xb[t]
-                _add(dw[c, k], (a0, a1, a2, a3, a4, a5, a6, a7, a8))
-                if d > c:
-                    _add(dw[d, k], (b0, b1, b2, b3, b4, b5, b6, b7, b8))
-
-
-@njit(cache=True)
-def _add(kernel, values):  # type: ignore[no-untyped-def]
-    for i in range(3):
-        for j in range(3):
-            kernel[i, j] += values[3 * i + j]
+            _two_rows_gradient(x, dw, spare, c, d, 2 * h, n, g0, f0, g1, f1)
 
 
 @njit(cache=True)
@@ -259,25 +283,22 @@ def rectify_gradient(dz, y, dy, n):  # type: ignore[no-untyped-def]
                 d[t] = g[t] if a[t] > 0 else F(0)
 
 
-@njit(fastmath=True, cache=True)
+@njit(cache=True)
 def images_last(x, index, rows, columns, z):  # type: ignore[no-untyped-def]
-    """The inside of z (channels, H + 2, (W + 2) n) = n images of x (all, H, W, channels), ten at a time.
+    """The inside of z (channels, H + 2, (W + 2) n) = n images of x (all, H, W, channels).
 
-    Image t shows the pixels of x[index[t]] at its own `rows` (n, H) and `columns` (n, W).
+    Image t shows the pixels of x[index[t]] at its own `rows` (n, H) and `columns` (n, W). A row of one image is read at
+    a time: the same row of many images can lie in memory so that each drives the others out of the cache.
     """
     n, (_, height, width, channels) = len(index), x.shape
-    pixels = x.reshape(-1)
-    begin = np.empty(10, np.uint64)  # unsigned: no test whether to count from the end
-    for start in range(0, n, 10):
-        size = min(10, n - start)
-        for h in range(height):
-            for t in range(size):
-                begin[t] = np.uint64(((index[start + t] * height + rows[start + t, h]) * width) * channels)
-            for w in range(width):
-                for t in range(size):
-                    place = begin[t] + np.uint64(columns[start + t, w] * channels)
-                    for c in range(channels):
-                        z[c, h + 1, (w + 1) * n + start + t] = pixels[place + np.uint64(c)]
+    pixels, inside, m = x.reshape(-1), z.reshape(-1), UINT(n)
+    for h in range(height):
+        for t in range(n):
+            begin = UINT((index[t] * height + rows[t, h]) * width * channels)
+            for c in range(channels):
+                first = UINT((c * z.shape[1] + h + 1) * z.shape[2] + n + t)
+                for w in range(width):
+                    inside[first + UINT(w) * m] = pixels[begin + UINT(columns[t, w] * channels + c)]
 
 
 @njit(cache=True)
