@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from fipa.curvature.explicit import BLOCK_BYTES, ExplicitRows
+from fipa.curvature.factored import FactoredRows
 from fipa.curvature.operator import check_finite
 from fipa.curvature.options import Options
 from fipa.curvature.routes import curvature_of
@@ -61,10 +62,8 @@ def diagonal_fisher(
     with curvature_of(
         model, data, loss, route="rows", memory_limit=BLOCK_BYTES, **options
     ) as (operator, layout, num_examples):  # fmt: skip
-        assert isinstance(operator, ExplicitRows)
-        values = operator.like.new_zeros(operator.parameters)
-        for _, block in operator.blocks():  # rows are used once: the limit keeps no more than a block of them
-            values += block.square().sum(0)
+        assert isinstance(operator, ExplicitRows | FactoredRows)
+        values = operator.diagonal()  # rows are used once: the limit keeps no more than a block of them
     check_finite(values)
     return DiagonalCurvature(values, layout, num_examples)
 

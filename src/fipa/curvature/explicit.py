@@ -13,7 +13,6 @@ from fipa.curvature.data import Inputs
 from fipa.curvature.functional import Params
 from fipa.curvature.operator import Eigenpairs, TermsOperator, explain_failure
 from fipa.curvature.terms import Term
-from fipa.kernels.small_cnn import BLOCK, SmallCNN
 
 BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache between autodiff and its copy
 
@@ -21,16 +20,12 @@ BLOCK_BYTES = 32 * 2**20  # rows computed at a time: about what stays in cache b
 class ExplicitRows(TermsOperator):
     """Holds A in memory if it fits `memory_limit` bytes; otherwise every product recomputes it block by block.
 
-    `hold=False` never holds it, for one product only. `small` is a faster way to the rows.
+    `hold=False` never holds it, for one product only.
     """
 
-    def __init__(
-        self, terms: list[Term], params: Params, memory_limit: int, small: SmallCNN | None = None, hold: bool = True
-    ) -> None:
+    def __init__(self, terms: list[Term], params: Params, memory_limit: int, hold: bool = True) -> None:
         super().__init__(terms, params)
         self._block_bytes = min(BLOCK_BYTES, memory_limit)
-        self._small = small
-        self._flat = self.layout.flatten(params) if small is not None else self.like
         fits = self.bytes_needed(terms, params) <= memory_limit
         self.matrix = self._collect() if hold and fits else None
 
@@ -60,6 +55,19 @@ class ExplicitRows(TermsOperator):
             out.addmm_(block.T, Z[start : start + len(block)])
         return out
 
+    def gram(self) -> Tensor:  # noqa: D102
+        return super().gram() if self.matrix is None else self.matrix @ self.matrix.T
+
+    def dense(self) -> Tensor:  # noqa: D102
+        return super().dense() if self.matrix is None else self.matrix.T @ self.matrix
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of H."""
+        values = self.like.new_zeros(self.parameters)
+        for _, block in self.blocks():
+            values += block.square().sum(0)
+        return values
+
     def trace(self, generator: torch.Generator, kept: Eigenpairs | None = None) -> float:  # noqa: D102
         return sum(float(torch.linalg.vector_norm(block)) ** 2 for _, block in self.blocks())
 
@@ -72,24 +80,15 @@ class ExplicitRows(TermsOperator):
     def _pieces(self) -> Iterator[tuple[slice, Callable[[Tensor], None]]]:
         """Blocks of rows from top to bottom: which, and what writes them."""
         row_bytes, first = self.parameters * self.like.element_size(), 0
-        write = self._by_vmap if self._small is None else self._by_loops
         for term in self.terms:
             step = max(1, self._block_bytes // (row_bytes * term.rows_per_example))
-            step = step // BLOCK * BLOCK or step  # the loops' blocks are then as large as they should be
             for i in range(0, term.examples, step):
                 j = min(i + step, term.examples)
                 rows = slice(first, first + (j - i) * term.rows_per_example)
-                yield rows, partial(write, term, i, j)
+                yield rows, partial(self._write, term, i, j)
                 first = rows.stop
 
-    def _by_loops(self, term: Term, start: int, stop: int, out: Tensor) -> None:
-        assert self._small is not None
-        step, k = min(BLOCK, stop - start), term.rows_per_example
-        with torch.no_grad():
-            for i, some in zip(range(start, stop, step), out.split(step * k), strict=True):
-                self._small.rows(self._flat, *term.part(i, min(i + step, stop)), term.factor, some)
-
-    def _by_vmap(self, term: Term, start: int, stop: int, out: Tensor) -> None:
+    def _write(self, term: Term, start: int, stop: int, out: Tensor) -> None:
         pieces = self._rows(term, *term.part(start, stop))
         for piece, where in zip(pieces, self.layout.slices.values(), strict=True):
             out[:, where] = piece.reshape(len(piece), -1)

@@ -19,7 +19,7 @@ Eigenpairs = tuple[Tensor, Tensor]  # eigenvectors (p x r), eigenvalues (r)
 
 
 class CurvatureOperator(ABC):
-    r"""$H = A^\top A$, known through products with $A$ (rows x p) and its transpose; H itself is never formed.
+    r"""$H = A^\top A$, known through products with $A$ (rows x p) and its transpose.
 
     `parameters` is p, `rows` the number of rows of A.
     """
@@ -43,6 +43,19 @@ class CurvatureOperator(ABC):
     def product(self, V: Tensor) -> Tensor:
         """$H V$."""
         return self.adjoint(self.forward(V))
+
+    def gram(self) -> Tensor:
+        r"""$A A^\top$ (rows x rows)."""
+        return self._by_columns(lambda block: self.forward(self.adjoint(block)), self.rows)
+
+    def dense(self) -> Tensor:
+        """H itself (p x p), for few parameters."""
+        return self._by_columns(self.product, self.parameters)
+
+    def _by_columns(self, product: Callable[[Tensor], Tensor], size: int) -> Tensor:
+        """A square matrix from its products with the columns of the identity, a few at a time."""
+        identity = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
+        return torch.cat([product(block) for block in identity.split(64, dim=1)], dim=1)
 
     def random(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """A Gaussian matrix at this operator's dtype and device, the same on every device for one seed."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from fipa.curvature.explicit import ExplicitRows
+from fipa.curvature.factored import FactoredRows
 from fipa.curvature.linear_head import LinearHead
 from fipa.curvature.matrix_free import MatrixFree
 from fipa.curvature.modes import evaluation_mode
@@ -78,9 +79,13 @@ def _operator(
         except SketchError:
             if route == "linear_head":
                 raise
-        route = "rows" if ExplicitRows.bytes_needed(terms, values) <= memory_limit else "matrix_free"
-    if route == "rows":
-        return ExplicitRows(terms, values, memory_limit, _small(model, terms, values), hold)
+    if route in ("auto", "rows"):
+        small = _small(model, terms, values)
+        if small is not None and FactoredRows.bytes_needed(terms, small) <= memory_limit:
+            return FactoredRows(terms, values, small)
+        if route == "rows" or ExplicitRows.bytes_needed(terms, values) <= memory_limit:
+            return ExplicitRows(terms, values, memory_limit, hold)
+        route = "matrix_free"
     if route == "matrix_free":
         return MatrixFree(terms, values, memory_limit)
     raise SketchError(f'unknown route {route!r}: use "auto", "rows", "matrix_free" or "linear_head"')

@@ -10,12 +10,9 @@ Each solver takes an operator and returns orthonormal eigenvectors (p x r) and e
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.operator import CurvatureOperator, Eigenpairs, check_finite
 from fipa.errors import SketchError
 from fipa.linalg import eigh
@@ -31,26 +28,13 @@ def exact(operator: CurvatureOperator, rank: int) -> Eigenpairs:
             f"the exact solver would decompose a {short} x {short} matrix (limit {EXACT_LIMIT}): "
             'use solver="krylov" or "subspace", or fewer examples (max_examples)'
         )
-    held = operator.matrix if isinstance(operator, ExplicitRows) else None
-    if held is not None:
-        if operator.rows <= operator.parameters:
-            return _from_columns(held.T, rank)
-        _, values, U = _right_singular(held, rank)
-        return U, values
     if operator.rows <= operator.parameters:
-        values, Z = _leading(_by_blocks(lambda block: operator.forward(operator.adjoint(block)), operator), rank)
+        values, Z = _leading(operator.gram(), rank)
         columns, values, _ = _refine(operator.adjoint(Z), values, Z)
         return _normalise(columns, values)
-    values, U = _leading(_by_blocks(operator.product, operator), rank)
+    values, U = _leading(operator.dense(), rank)
     _, values, U = _refine(operator.forward(U), values, U)
     return U, values
-
-
-def _by_blocks(product: Callable[[Tensor], Tensor], operator: CurvatureOperator, columns: int = 64) -> Tensor:
-    """A square matrix from its products with the columns of the identity, a few at a time."""
-    short = min(operator.rows, operator.parameters)
-    identity = torch.eye(short, dtype=operator.like.dtype, device=operator.like.device)
-    return torch.cat([product(block) for block in identity.split(columns, dim=1)], dim=1)
 
 
 def subspace_iteration(
@@ -117,12 +101,13 @@ def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
 
     Where rounding has left little of small eigenvalues, Householder's QR does the same, slower.
     """
-    U = columns / values.sqrt()
-    lower, failed = torch.linalg.cholesky_ex(U.T @ U)
+    scale = values.rsqrt()
+    lower, failed = torch.linalg.cholesky_ex(columns.T @ columns * scale * scale[:, None])
     if bool(failed) or bool((lower.diagonal() < 0.5).any()):  # far from orthogonal: Cholesky is not to be trusted
-        Q, R = torch.linalg.qr(U)
+        Q, R = torch.linalg.qr(columns * scale)
         return torch.where(R.diagonal() < 0, -Q, Q), values
-    return torch.linalg.solve_triangular(lower, U.T, upper=False).T, values
+    turn = torch.linalg.solve_triangular(lower, scale.diag(), upper=False)
+    return columns @ turn.T, values
 
 
 def _right_singular(C: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, cast
@@ -141,6 +141,23 @@ class Weights:
     linear: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Gradients of n images on their own, k of each: of linear layers they are outer products, and kept so."""
+
+    convolutions: Tensor  # (n k x their parameters)
+    linear: tuple[tuple[Tensor, Tensor], ...]  # slopes (n x k x out), and what goes in (n x in)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Factors]) -> Factors:
+        """Of all images."""
+        linear = zip(*(part.linear for part in parts), strict=True)
+        return cls(
+            torch.cat([part.convolutions for part in parts]),
+            tuple((torch.cat([s for s, _ in layer]), torch.cat([h for _, h in layer])) for layer in linear),
+        )
+
+
 class SmallCNN:
     """Loss and gradient of one network for batches of images."""
 
@@ -184,20 +201,29 @@ class SmallCNN:
                 total += gradient
         return total
 
-    def rows(self, flat: Tensor, x: Tensor, extra: Any, factor: Callable[[Tensor, Any], Tensor], out: Tensor) -> None:
-        """Gradients of each image on its own, into out (n k x p): the k of an image one after the other.
+    def factors(self, flat: Tensor, x: Tensor, extra: Any, factor: Callable[[Tensor, Any], Tensor]) -> Factors:
+        """Gradients of each image on its own, k of them one after the other.
 
         `factor(logits, extra)` gives their slopes at the logits (n x classes x k). As in `loss`, NaN is not lost.
         """
-        if not _finite(flat) or not _finite(x):
-            out.fill_(math.nan)
-            return
         weights, view = self._weights(flat), View.of(x)
         work = self._workspace(view)
         outputs = work.forward(weights, view)
         slopes = factor(outputs[-1].T.contiguous(), extra).permute(2, 1, 0).contiguous()
-        for slope, rows in zip(slopes, out.unflatten(0, (len(x), -1)).unbind(1), strict=True):
-            work.rows(weights, outputs, slope, self._weights(rows))
+        rows = flat.new_empty(len(slopes), len(x), sum(w.size for w in weights.convolutions))
+        told = [work.rows(weights, outputs, slope, some) for slope, some in zip(slopes, rows, strict=True)]
+        if not _finite(flat) or not _finite(x):
+            rows.fill_(math.nan)
+        slopes_by_layer = (torch.stack(found).permute(2, 0, 1).contiguous() for found in zip(*told, strict=True))
+        incoming = (one.T.contiguous() for one in _incoming(outputs))
+        return Factors(rows.transpose(0, 1).flatten(0, 1), tuple(zip(slopes_by_layer, incoming, strict=True)))
+
+    def numbers(self, rows: int) -> int:
+        """What `factors` has for an image with so many rows."""
+        shapes = dict(zip(self._layout.names, self._layout.shapes, strict=True))
+        convolutions = sum(math.prod(shapes[layer.weight]) for layer in self._layers.convolutions)
+        linear = [shapes[name] for name in self._layers.linear]
+        return rows * (convolutions + sum(out for out, _ in linear)) + sum(width for _, width in linear)
 
     def _weights(self, flat: Tensor) -> Weights:
         pieces = list(self._layout.unflatten(flat).values())
@@ -269,19 +295,20 @@ class _Workspace:
             self._places, self._slopes, self._input_slopes, self._pairs, into.convolutions, self._n,
         )  # fmt: skip
 
-    def rows(self, weights: Weights, outputs: list[Tensor], slope: Tensor, into: Weights) -> None:
-        """The same, of each image on its own (n x the weight's shape)."""
+    def rows(self, weights: Weights, outputs: list[Tensor], slope: Tensor, into: Tensor) -> list[Tensor]:
+        """The same of each image on its own: of convolutions into (n x p), of linear layers the slopes (out x n)."""
         above, *slopes = _slopes(weights, outputs, slope)
-        for incoming, slope, rows in zip(_incoming(outputs), slopes, into.linear, strict=True):
-            torch.mul(slope.T[:, :, None], incoming.T.contiguous()[:, None, :], out=rows)
         self._loops.backward(
             above.reshape(self._shape).numpy(), weights.convolutions, self._pooled, self._sums, self._places,
             self._slopes, self._input_slopes, 0, self._n,
         )  # fmt: skip
-        for incoming, slopes, rows in zip(self._inputs[:-1], self._slopes, into.convolutions, strict=True):
-            found = np.empty((*rows.shape[1:3], 9, self._n), np.float32)
-            self._loops.convolve_rows(incoming, slopes, found, self._n)
-            torch.from_numpy(rows).flatten(3).copy_(torch.from_numpy(found).permute(3, 0, 1, 2))
+        start = 0
+        for weight, incoming, along in zip(weights.convolutions, self._inputs[:-1], self._slopes, strict=True):
+            found = np.empty((*weight.shape[:2], 9, self._n), np.float32)
+            self._loops.convolve_rows(incoming, along, found, self._n)
+            into[:, start : start + weight.size] = torch.from_numpy(found).reshape(-1, self._n).T
+            start += weight.size
+        return slopes
 
 
 def _incoming(outputs: list[Tensor]) -> list[Tensor]:
