@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fipa
 from bench.common import Record, briefly_trained, capture, gemm_speed, images, local_epochs, once, seconds
-from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.routes import curvature_of
 from fipa.models import cnn, resnet20
 
@@ -62,15 +61,9 @@ def curvlinops_scheme(model: nn.Module, x: Tensor, y: Tensor, rank: int, toleran
 
 
 def top_curvature(model: nn.Module, x: Tensor, rank: int) -> float:
-    """Sum of the `rank` largest eigenvalues, exactly: a Gram matrix of all rows, built from blocks of parameters."""
+    """Sum of the `rank` largest eigenvalues, by a Gram matrix of all rows."""
     with curvature_of(model, x, route="rows", memory_limit=8 * 2**30) as (operator, _, _):
-        assert isinstance(operator, ExplicitRows)
-        rows = operator.matrix
-    assert rows is not None
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for block in rows.split(16384, dim=1):
-        gram += block @ block.T
-    return float(torch.linalg.eigvalsh(gram)[-rank:].sum())
+        return float(torch.linalg.eigvalsh(operator.gram().double())[-rank:].sum())
 
 
 def autodiff_flops(model: nn.Module, x: Tensor, rows_per_example: int) -> float:

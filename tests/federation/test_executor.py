@@ -17,6 +17,7 @@ from fipa.clients.gauss_newton import GaussNewton
 from fipa.clients.scaffold import Scaffold
 from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
+from fipa.federation import executor
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
@@ -90,6 +91,18 @@ def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> N
         assert state.memories.keys() == same.memories.keys()
         for client, memory in same.memories.items():
             assert all(torch.equal(state.memories[client][key], memory[key]) for key in memory)
+
+
+@pytest.mark.long
+def test_much_travels_in_a_file_and_leaves_none(two: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = ARMS["faults, gauss-newton"]
+    with Executor(ALL) as one:
+        expected = rounds(one, arm)
+    monkeypatch.setattr(executor, "LARGE", 1)
+    found = rounds(two, arm)
+    assert torch.equal(found[-1][0].theta, expected[-1][0].theta)
+    assert two._sent > 0
+    assert list(two._folder.iterdir()) == []
 
 
 @pytest.mark.long

@@ -16,6 +16,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +32,7 @@ from fipa.federation.problem import Problem
 from fipa.federation.site import Site
 from fipa.threads import threads as threads_of_torch
 
+LARGE = 2**20  # bytes
 Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
 
@@ -74,10 +78,13 @@ class Executor:
         self._workers = workers
         self._threads = threads
         self._entered = ExitStack()
+        self._folder = Path()  # of what is too much for a pipe
+        self._sent = 0
 
     def __enter__(self) -> Self:
         self._entered.enter_context(threads_of_torch(self._threads))
         if self._workers > 1:
+            self._folder = Path(self._entered.enter_context(TemporaryDirectory(prefix="fipa-")))
             self._pool = ProcessPoolExecutor(
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
@@ -89,9 +96,9 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._entered.close()
 
     def site(self, scope: Scope) -> Site:
         """The clients as this process sees them."""
@@ -117,17 +124,28 @@ class Executor:
         """
         if here or self._pool is None:
             return lambda: _timed(self.site(scope), method, groups, what)
-        begun, payload = time.perf_counter(), pickle.dumps(what)
+        begun, parcel = time.perf_counter(), self._parcel(pickle.dumps(what))
         ended = [begun]
-        futures = [self._pool.submit(_in_worker, method, scope, group, payload) for group in groups]
+        futures = [self._pool.submit(_in_worker, method, scope, group, parcel) for group in groups]
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
         def rows() -> tuple[list[Any], float]:
             parts = [pickle.loads(future.result()) for future in futures]
+            if isinstance(parcel, Path):
+                parcel.unlink(missing_ok=True)
             return [row for part in parts for row in part], max(ended) - begun
 
         return rows
+
+    def _parcel(self, payload: bytes) -> bytes | Path:
+        """What goes to a worker with each group: of much, the name of a file that each reads once."""
+        if len(payload) < LARGE:
+            return payload
+        self._sent += 1
+        parcel = self._folder / str(self._sent)
+        parcel.write_bytes(payload)
+        return parcel
 
 
 def _timed(site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any]) -> tuple[list[Any], float]:
@@ -171,8 +189,15 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _in_worker(name: str, scope: Scope, group: tuple[int, ...], payload: bytes) -> bytes:
+def _in_worker(name: str, scope: Scope, group: tuple[int, ...], parcel: bytes | Path) -> bytes:
     """Tensors travel as plain bytes: torch's shared memory would need a file descriptor for each."""
     assert _factory is not None
     site = _site(_factory, scope)
-    return pickle.dumps(getattr(site, name)(group, *pickle.loads(payload)))
+    what = _unpacked(parcel) if isinstance(parcel, Path) else pickle.loads(parcel)
+    return pickle.dumps(getattr(site, name)(group, *what))
+
+
+@lru_cache(1)
+def _unpacked(parcel: Path) -> Any:
+    """The latest is kept: a worker has several groups of clients."""
+    return pickle.loads(parcel.read_bytes())
