@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clients.cases import DOUBLE, KINDS, at, client, edge, gradient_by_hand, layout_of, misfit, network, objectives
 from clients.training import generators, start, trained, trained_by_hand
 from fipa import Client, FipaError, Residual
-from fipa.clients.descent import SGD, Adam, Batches, Descent, descend
+from fipa.clients.descent import SGD, Adam, Batches, Descent, PlainSGD, descend
 from fipa.clients.objective import StackedObjective
 from fipa.clients.scaffold import Scaffold
 
@@ -41,6 +41,20 @@ def test_equals_a_plain_loop_of_torch_optim(name: str, kind: str) -> None:
         expected = trained_by_hand(client(kind, m), optimizer, count, kind=kind, lr=0.05, **settings)
         torch.testing.assert_close(updates[m], expected, rtol=1e-9, atol=1e-11)
     assert torch.equal(updates[1], torch.zeros_like(updates[1]))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 1e-3])
+def test_plain_sgd_is_torchs_to_the_last_bit(momentum: float, decay: float) -> None:
+    ours, theirs = (torch.randn(2, 33, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    by_torch = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=decay)
+    plain = PlainSGD(ours, 0.1, momentum, decay)
+    for seed in range(4):
+        ours.grad = torch.randn(2, 33, generator=torch.Generator().manual_seed(seed))
+        theirs.grad = ours.grad.clone()
+        plain.step()
+        by_torch.step()
+        assert torch.equal(ours, theirs)
 
 
 def test_does_not_change_the_broadcast_model() -> None:

@@ -96,7 +96,7 @@ def test_any_shape(data: st.DataObject) -> None:
 def test_examples_of_a_batch_are_moved_as_augment_moves_them(n: int, augment: Augment) -> None:
     x, y = images(20, (3, 8, 8))
     index = torch.randperm(20, generator=rng(3))[:n]
-    view = View.of(x, index, augment.places(n, 8, 8, rng(4)))
+    view = View.of(x, index, augment.moves(n, rng(4)))
     check(network([4, 8], [True, True], (3, 8, 8)), x, y[index], view, augment(x[index], rng(4)))
 
 

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class Descent(LocalRule):
         return self.lr * scale * self.lr_decay ** (round_number - 1)
 
     @abstractmethod
-    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:
+    def optimizer(self, thetas: Tensor, lr: float) -> Optimizer:
         """A fresh optimizer of one parameter."""
 
     def correction(self, theta: Tensor, memory: Memory, shared: Memory) -> Tensor | None:
@@ -95,7 +96,7 @@ class Adam(Descent):
 
     lr: float = 1e-4
 
-    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
+    def optimizer(self, thetas: Tensor, lr: float) -> Optimizer:  # noqa: D102
         return torch.optim.Adam([thetas], lr=lr, weight_decay=self.weight_decay, fused=True)
 
 
@@ -117,8 +118,37 @@ class SGD(Descent):
         if not 0 <= self.momentum < 1:
             raise FipaError(f"SGD: momentum must be in [0, 1), got {self.momentum}")
 
-    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
-        return torch.optim.SGD([thetas], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+    def optimizer(self, thetas: Tensor, lr: float) -> Optimizer:  # noqa: D102
+        return PlainSGD(thetas, lr, self.momentum, self.weight_decay)
+
+
+class Optimizer(Protocol):
+    """What `descend` needs of an optimizer: a step along the gradient in `.grad`, as torch's have."""
+
+    def step(self) -> Any:
+        """Move the parameters."""
+
+
+class PlainSGD:
+    """`torch.optim.SGD` of one parameter, to the last bit, without what torch does around every step."""
+
+    def __init__(self, thetas: Tensor, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        self._thetas = thetas
+        self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
+        self._velocity: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters."""
+        gradient = self._thetas.grad
+        assert gradient is not None
+        if self._weight_decay:
+            gradient = gradient.add(self._thetas, alpha=self._weight_decay)
+        if self._momentum:
+            before = self._velocity
+            gradient = gradient.clone() if before is None else before.mul_(self._momentum).add_(gradient)
+            self._velocity = gradient
+        self._thetas.add_(gradient, alpha=-self._lr)
 
 
 Extra = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]  # a loss on features, inputs x and labels y

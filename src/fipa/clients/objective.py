@@ -262,11 +262,10 @@ class StackedObjective:
         assert self._small is not None
         ((x, y),) = self.terms
         chosen = torch.arange(len(x)) if index is None else index[0][0]
-        places = None
+        moves = None
         if generators is not None and isinstance(self._first.augment, Augment):
-            height, width = x.shape[2:]
-            places = self._first.augment.places(len(chosen), height, width, generators[0])
-        return self._small.gradient(flat, View.of(x, chosen, places), y[chosen])
+            moves = self._first.augment.moves(len(chosen), generators[0])
+        return self._small.gradient(flat, View.of(x, chosen, moves), y[chosen])
 
     def _vary(self, terms: Terms, generators: Sequence[torch.Generator]) -> Terms:
         augment = self._first.augment

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fipa.clients.descent import Descent
+from fipa.clients.descent import Descent, Optimizer, PlainSGD
 from fipa.clients.rule import Memory
 
 
@@ -26,8 +26,8 @@ class Scaffold(Descent):
 
     lr: float = 1e-2
 
-    def optimizer(self, thetas: Tensor, lr: float) -> torch.optim.Optimizer:  # noqa: D102
-        return torch.optim.SGD([thetas], lr=lr, weight_decay=self.weight_decay)
+    def optimizer(self, thetas: Tensor, lr: float) -> Optimizer:  # noqa: D102
+        return PlainSGD(thetas, lr, weight_decay=self.weight_decay)
 
     def correction(self, theta: Tensor, memory: Memory, shared: Memory) -> Tensor:  # noqa: D102
         return _variate(shared, theta) - _variate(memory, theta)

@@ -46,15 +46,26 @@ class Augment:
 
         With a rotation both are (n x height x width).
         """
-        shifts = torch.randint(-self.crop, self.crop + 1, (2, n, 1), generator=generator)
+        shifts = self._shifts(n, generator)
         rows = (torch.arange(height) + shifts[0]).clamp_(0, height - 1)[:, :, None]
         columns = (torch.arange(width) + shifts[1]).clamp_(0, width - 1)[:, None, :]
         if self.rotation:
             rows, columns = self._turned(rows, columns, height, width, generator)
         if self.flip:
-            mirrored = torch.rand(n, 1, 1, generator=generator) < 0.5
-            columns = torch.where(mirrored, width - 1 - columns, columns)
+            columns = torch.where(self._mirrored(n, generator), width - 1 - columns, columns)
         return rows, columns
+
+    def moves(self, n: int, generator: torch.Generator) -> Tensor:
+        """The same draws in short, without a rotation: shifts of rows and columns, and 1 if mirrored (n x 3)."""
+        shifts = self._shifts(n, generator)[:, :, 0]
+        mirrored = self._mirrored(n, generator)[:, 0, 0] if self.flip else torch.zeros(n)
+        return torch.stack([*shifts, mirrored], dim=1).long()
+
+    def _shifts(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(-self.crop, self.crop + 1, (2, n, 1), generator=generator)
+
+    def _mirrored(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(n, 1, 1, generator=generator) < 0.5
 
     def _turned(
         self, rows: Tensor, columns: Tensor, height: int, width: int, generator: torch.Generator

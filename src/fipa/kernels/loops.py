@@ -284,27 +284,32 @@ def rectify_gradient(dz, y, dy, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def images_last(x, index, rows, columns, z):  # type: ignore[no-untyped-def]
+def images_last(x, index, moves, z):  # type: ignore[no-untyped-def]
     """The inside of z (channels, H + 2, (W + 2) n) = n images of x (all, H, W, channels).
 
-    Image t shows the pixels of x[index[t]] at its own `rows` (n, H) and `columns` (n, W). A row of one image is read at
-    a time: the same row of many images can lie in memory so that each drives the others out of the cache.
+    Image t shows x[index[t]], shifted and mirrored by moves[t]. Beyond the edge, the nearest pixel is repeated. A row
+    of one image is read at a time: the same row of many images can lie in memory so that each drives the others out of
+    the cache.
     """
     n, (_, height, width, channels) = len(index), x.shape
-    pixels, inside, m = x.reshape(-1), z.reshape(-1), UINT(n)
+    pixels, inside, m, along = x.reshape(-1), z.reshape(-1), UINT(n), np.empty((n, width), np.int64)
+    for t in range(n):
+        for w in range(width):
+            column = min(max(w + moves[t, 1], 0), width - 1)
+            along[t, w] = (width - 1 - column if moves[t, 2] else column) * channels
     for h in range(height):
         for t in range(n):
-            begin = UINT((index[t] * height + rows[t, h]) * width * channels)
+            begin = UINT((index[t] * height + min(max(h + moves[t, 0], 0), height - 1)) * width * channels)
             for c in range(channels):
                 first = UINT((c * z.shape[1] + h + 1) * z.shape[2] + n + t)
                 for w in range(width):
-                    inside[first + UINT(w) * m] = pixels[begin + UINT(columns[t, w] * channels + c)]
+                    inside[first + UINT(w) * m] = pixels[begin + UINT(along[t, w] + c)]
 
 
 @njit(cache=True)
-def forward(x, index, rows, columns, weights, pooled, inputs, sums, places, pairs, n):  # type: ignore[no-untyped-def]
+def forward(x, index, moves, weights, pooled, inputs, sums, places, pairs, n):  # type: ignore[no-untyped-def]
     """Run n images of x through all convolutions: `inputs[i]` is what goes into layer i, the last what comes out."""
-    images_last(x, index, rows, columns, inputs[0])
+    images_last(x, index, moves, inputs[0])
     for i in range(len(weights)):
         border = 1 if i + 1 < len(weights) else 0
         if pooled[i]:

@@ -104,38 +104,32 @@ def _halves(pool: nn.Module) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Some of the images x (all x channels x height x width), each with its own rows and columns."""
+    """Some of the images x (all x channels x height x width), each shifted and mirrored in its own way."""
 
     x: Tensor
     index: Tensor  # (n)
-    rows: Tensor  # (n x height)
-    columns: Tensor  # (n x width)
+    moves: Tensor  # (n x 3), see `Augment.moves`
 
     @classmethod
-    def of(cls, x: Tensor, index: Tensor | None = None, places: tuple[Tensor, Tensor] | None = None) -> View:
-        """The images at `index`, all by default, as they are or with pixels from `places` (see `Augment.places`)."""
+    def of(cls, x: Tensor, index: Tensor | None = None, moves: Tensor | None = None) -> View:
+        """The images at `index`, all by default, as they are or moved."""
         index = torch.arange(len(x)) if index is None else index
-        x = x.contiguous(memory_format=torch.channels_last)
-        n, height, width = len(index), *x.shape[2:]
-        if places is None:
-            return cls(x, index, torch.arange(height).repeat(n, 1), torch.arange(width).repeat(n, 1))
-        rows, columns = places
-        return cls(x, index, rows.reshape(n, height), columns.reshape(n, width))
+        moves = torch.zeros(len(index), 3, dtype=torch.long) if moves is None else moves
+        return cls(x.contiguous(memory_format=torch.channels_last), index, moves)
 
     @property
-    def arrays(self) -> tuple[Any, Any, Any, Any]:
+    def arrays(self) -> tuple[Any, Any, Any]:
         """Numpy's views, as the loops take them: channels innermost."""
-        return self.x.permute(0, 2, 3, 1).numpy(), self.index.numpy(), self.rows.numpy(), self.columns.numpy()
+        return self.x.permute(0, 2, 3, 1).numpy(), self.index.numpy(), self.moves.numpy()
 
     def split(self, size: int) -> list[View]:
         """The same images, at most `size` at a time."""
-        pieces = zip(self.index.split(size), self.rows.split(size), self.columns.split(size), strict=True)
-        return [View(self.x, *piece) for piece in pieces]
+        return [View(self.x, *piece) for piece in zip(self.index.split(size), self.moves.split(size), strict=True)]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Views of the pieces of a flat vector, or of the rows of a matrix: of convolutions, and of linear layers."""
+    """Views of the pieces of a flat vector: of convolutions, and of linear layers."""
 
     convolutions: tuple[Any, ...]  # numpy's views, which the loops take
     linear: tuple[Tensor, ...]
@@ -164,6 +158,7 @@ class SmallCNN:
     def __init__(self, layers: Layers, layout: Layout) -> None:
         self._layers = layers
         self._layout = layout
+        self._sizes = list(layout.sizes)
         self._workspaces: dict[tuple[int, ...], _Workspace] = {}
 
     @staticmethod
@@ -226,7 +221,7 @@ class SmallCNN:
         return rows * (convolutions + sum(out for out, _ in linear)) + sum(width for _, width in linear)
 
     def _weights(self, flat: Tensor) -> Weights:
-        pieces = list(self._layout.unflatten(flat).values())
+        pieces = [piece.view(shape) for piece, shape in zip(flat.split(self._sizes), self._layout.shapes, strict=True)]
         last = len(self._layers.convolutions)
         return Weights(tuple(piece.numpy() for piece in pieces[:last]), tuple(pieces[last:]))
 
@@ -275,10 +270,9 @@ class _Workspace:
 
     def forward(self, weights: Weights, view: View) -> list[Tensor]:
         """The outputs of the linear layers (features x n), after the flat input to the first of them."""
-        x, index, rows, columns = view.arrays
         self._loops.forward(
-            x, index, rows, columns, weights.convolutions, self._pooled, self._inputs, self._sums, self._places,
-            self._pairs, self._n,
+            *view.arrays, weights.convolutions, self._pooled, self._inputs, self._sums, self._places, self._pairs,
+            self._n,
         )  # fmt: skip
         outputs = [self._features]
         for i, weight in enumerate(weights.linear):
