@@ -46,7 +46,7 @@ def theta() -> Tensor:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the loops for small CNNs, and without."""
     if request.param == "torch":
-        monkeypatch.setattr(SmallCNN, "of", staticmethod(lambda model, layout: None))
+        monkeypatch.setattr(SmallCNN, "of", staticmethod(lambda *_: None))
     else:
         pytest.importorskip("numba")
     return request.param
@@ -113,7 +113,7 @@ def test_training_by_loops_is_training_by_torch(augment: Augment | None, monkeyp
     """Six steps, with batches of 10 and 3: the same examples, moved in the same way."""
     pytest.importorskip("numba")
     fast = train(augment)
-    monkeypatch.setattr(SmallCNN, "of", staticmethod(lambda model, layout: None))
+    monkeypatch.setattr(SmallCNN, "of", staticmethod(lambda *_: None))
     slow = train(augment)
     assert float((fast - slow).norm()) < 1e-5 * float(slow.norm())
 

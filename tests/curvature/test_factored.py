@@ -39,7 +39,7 @@ def both(model: nn.Module, x: Any, loss: str, **options: Any) -> tuple[Curvature
     """The operator with factors, and the rows by vmap."""
     fast = operator_of(model, x, loss, **options)
     with pytest.MonkeyPatch.context() as without:
-        without.setattr(SmallCNN, "of", staticmethod(lambda model, layout: None))
+        without.setattr(SmallCNN, "of", staticmethod(lambda *_: None))
         slow = operator_of(model, x, loss, **options)
     assert isinstance(fast, FactoredRows)
     assert isinstance(slow, ExplicitRows)
@@ -87,7 +87,7 @@ def test_several_batches() -> None:
 def test_the_sketch_and_the_diagonal_are_those_of_explicit_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, _) = network([3, 2], [True, False], (1, 5, 6)), images(40, (1, 5, 6))
     found, diagonal = sketch(model, x, rank=5), diagonal_fisher(model, x)
-    monkeypatch.setattr(SmallCNN, "of", staticmethod(lambda model, layout: None))
+    monkeypatch.setattr(SmallCNN, "of", staticmethod(lambda *_: None))
     expected = sketch(model, x, rank=5)
     close(found.eigenvalues, expected.eigenvalues)
     close((found.eigenvectors.T @ expected.eigenvectors).abs(), torch.eye(5))
@@ -117,7 +117,7 @@ def test_other_networks_are_left_to_vmap() -> None:
         (model, x, "mse", {"params": "0.*"}),
         (model, {"input": x}, "mse", {}),
         (model, residual, "least_squares", {}),
-        (network([16], [True], (1, 4, 4)), x, "mse", {}),
+        (network([64], [True], (1, 4, 4)), x, "mse", {}),
         (nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 3)), x, "mse", {}),
     ]
     for one, data, loss, options in cases:

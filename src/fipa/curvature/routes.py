@@ -19,7 +19,7 @@ from fipa.curvature.operator import CurvatureOperator
 from fipa.curvature.options import Options, check_options
 from fipa.curvature.terms import LossName, Term, terms_of
 from fipa.errors import SketchError
-from fipa.kernels.small_cnn import SmallCNN
+from fipa.kernels.small_cnn import MOST, SmallCNN
 from fipa.layout import Layout, parameters_of
 
 Route = Literal["auto", "rows", "matrix_free", "linear_head"]
@@ -98,4 +98,4 @@ def _small(model: nn.Module, terms: list[Term], values: dict[str, Tensor]) -> Sm
         return None
     if any(term.inputs.dim() != 4 for term in terms):
         return None
-    return SmallCNN.of(model, Layout.of(values))
+    return SmallCNN.of(model, Layout.of(values), MOST)

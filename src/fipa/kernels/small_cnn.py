@@ -18,6 +18,7 @@ from fipa.layout import Layout
 COMPILED = find_spec("numba") is not None  # it is optional, and imported only where a network needs it
 BLOCK = 100  # images that are taken at once: few enough for the cache
 LANES = 16  # with as many channels, torch's convolutions fill the processor's registers as well
+MOST = 64  # channels up to which gradients of single images are faster by the loops
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Layers:
     linear: tuple[str, ...]
 
 
-def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
-    """The layers of a network that the kernels can run, or None for any other."""
+def layers_of(model: nn.Module, layout: Layout, channels: int = LANES) -> Layers | None:
+    """The layers of a network that the kernels can run, or None for any other, or one with as many channels."""
     if type(model) is not nn.Sequential or any(_watched(module) for module in model.modules()):
         return None  # a forward of its own, or hooks
     convolutions: list[Convolution] = []
@@ -45,7 +46,7 @@ def layers_of(model: nn.Module, layout: Layout) -> Layers | None:
     flat, modules = False, list(model._modules.items())
     while modules:
         name, module = modules.pop(0)
-        if type(module) is nn.Conv2d and not flat and _plain(module):
+        if type(module) is nn.Conv2d and not flat and _plain(module, channels):
             pooled = bool(modules) and type(modules[0][1]) is nn.MaxPool2d
             if pooled and not _halves(modules.pop(0)[1]):
                 return None
@@ -85,7 +86,7 @@ def _watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _plain(conv: nn.Conv2d) -> bool:
+def _plain(conv: nn.Conv2d, channels: int) -> bool:
     return (
         (conv.kernel_size, conv.stride, conv.dilation, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
         and conv.padding in ((1, 1), "same")
@@ -93,7 +94,7 @@ def _plain(conv: nn.Conv2d) -> bool:
         and conv.bias is None
         and conv.weight.dtype == torch.float32
         and conv.weight.device.type == "cpu"
-        and conv.out_channels < LANES
+        and conv.out_channels < channels
     )
 
 
@@ -162,9 +163,9 @@ class SmallCNN:
         self._workspaces: dict[tuple[int, ...], _Workspace] = {}
 
     @staticmethod
-    def of(model: nn.Module, layout: Layout) -> SmallCNN | None:
-        """For networks that the kernels can run, if numba is there."""
-        layers = layers_of(model, layout) if COMPILED else None
+    def of(model: nn.Module, layout: Layout, channels: int = LANES) -> SmallCNN | None:
+        """For networks that the kernels can run, with fewer channels than that, if numba is there."""
+        layers = layers_of(model, layout, channels) if COMPILED else None
         return SmallCNN(layers, layout) if layers is not None else None
 
     def logits(self, flat: Tensor, x: Tensor) -> Tensor:
