@@ -208,22 +208,25 @@ class Basis:
 
 
 def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None = None, share: float = 1.0) -> Tensor:
-    """Orthonormal columns (p x n, double precision) for what directions add to the span of the others."""
-    wide = aligned(columns).double()
-    given = torch.stack([direction.double() for direction in directions], dim=1)
+    """Orthonormal columns (p x n, float64) for what directions add to the span of the others.
+
+    They are found in the precision of the others: before use they are rounded to few bits, and freed of those anew.
+    """
+    columns = aligned(columns)
+    given = torch.stack([direction.to(columns) for direction in directions], dim=1)
     lengths = torch.linalg.vector_norm(given, dim=0)
     given = given[:, lengths > 0] / lengths[lengths > 0]
     for _ in range(2):  # once more for what rounding left
-        given = given - wide @ (wide.T @ given)
+        given = given - columns @ (columns.T @ given)
     given = given[:, torch.linalg.vector_norm(given, dim=0) > NEWS]
     if given.shape[1] == 0:
-        return given
+        return given.double()
     left, values, _ = torch.linalg.svd(given, full_matrices=False)
     reached = values.square().cumsum(0) / values.square().sum()
     needed = int((reached < share).sum()) + 1
     new = left[:, values > NEWS][:, :needed][:, :most]
-    new = new - wide @ (wide.T @ new)
-    return torch.linalg.qr(new)[0]
+    new = new - columns @ (columns.T @ new)
+    return torch.linalg.qr(new)[0].double()
 
 
 def gram_of(columns: Tensor) -> Tensor:
