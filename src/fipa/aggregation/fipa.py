@@ -174,11 +174,11 @@ class ReducedSolve:
     r"""The filtered inverse $F$ of $A A^\top$: $(A A^\top + \beta I)^{-1}$, or the pseudo-inverse for $\beta = 0$."""
 
     def __init__(self, stack: Stack, damping: float, cutoff: float) -> None:
+        noise = (sum(stack.ranks) * torch.finfo(stack.dtype).eps) ** 2
         bound = stack.largest_possible
-        values, self.vectors = stack.spectrum(resolution=damping / bound if bound else 1.0)
-        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(
-            values, damping, cutoff, noise=(len(values) * torch.finfo(stack.dtype).eps) ** 2
-        )
+        least = damping / bound if bound else 1.0
+        values, self.vectors = stack.spectrum(least if damping else stack.cut(max(cutoff, noise)))
+        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(values, damping, cutoff, noise)
 
     def __call__(self, v: Tensor) -> Tensor:
         """$F v$ (R)."""

@@ -4,7 +4,8 @@ $\hat H = A^\top A$ has at most $R = \sum_m r_m$ eigenvalues that are not zero, 
 `spectrum` finds them in one of three ways, by how small an eigenvalue must still be told from zero:
 
 - products in the sketches' own dtype, summed in float64: half of the cost of float64, safe under strong damping;
-- the same in float64: safe while the Gram matrix, which squares the condition number, still resolves the damping;
+- the same in float64: safe while the Gram matrix, which squares the condition number, still resolves the damping, or
+  the cut-off of a pseudo-inverse to the digits that the sketches have;
 - the triangular factor of a thin QR of $A^\top$, which does not square it: always safe, at several times the cost.
 
 All three read the sketches in blocks of rows, so that they need little memory beyond the sketches themselves.
@@ -12,6 +13,7 @@ All three read the sketches in blocks of rows, so that they need little memory b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,6 +27,7 @@ _MANY = 16  # clients from which on their sketches are put side by side: one pro
 _PANEL = 256  # columns of such a panel, at least
 _SAFE_IN_OWN_DTYPE = 1e-3
 _SAFE_AS_GRAM = 1e-9
+_MARGIN = 100  # what eigenvalues close to the cut-off make of rounding
 
 
 class Stack:
@@ -60,6 +63,15 @@ class Stack:
         for U, scale, part in zip(self.vectors, self.scales, z.split(self.ranks), strict=True):
             total.addmv_(U, (scale * part).to(U.dtype))
         return total
+
+    def cut(self, cutoff: float) -> float:
+        """The resolution at which a cut at this share of the largest eigenvalue loses nothing that the sketches have.
+
+        A Gram matrix in float64 is off by rounding of its largest eigenvalue, and a pseudo-inverse divides that by the
+        smallest one that it keeps. That must be well below the sketches' own rounding, as it is for float32.
+        """
+        lost = torch.finfo(torch.float64).eps / cutoff if cutoff else math.inf
+        return _SAFE_AS_GRAM if lost <= torch.finfo(self.dtype).eps / _MARGIN else 0.0
 
     def spectrum(self, resolution: float) -> tuple[Tensor, Tensor]:
         r"""Eigenvalues (descending) and eigenvectors (R x R) of $A A^\top$, in float64; each way is computed once."""
