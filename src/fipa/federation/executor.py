@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -109,30 +109,42 @@ class Executor:
             self.start("prepare", scope, groups, theta, bends)()
 
     def start(
-        self, method: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any, here: bool = False
+        self,
+        method: str,
+        scope: Scope,
+        groups: Sequence[tuple[int, ...]],
+        *what: Any,
+        here: bool = False,
+        keep: Callable[[Any], Any] = lambda row: row,
     ) -> Rows:
         """Call a method of the clients' site for each group; a row comes back for each client, in their order.
 
         Workers begin at once, this process when it is asked for the rows; `here` is for work too small to send away.
+        Rows are kept as `keep` returns them, one by one as they come.
         """
         if here or self._pool is None:
-            return lambda: _timed(self.site(scope), method, groups, what)
+            return lambda: _timed(self.site(scope), method, groups, what, keep)
         begun, payload = time.perf_counter(), pickle.dumps(what)
         ended = [begun]
-        futures = [self._pool.submit(_in_worker, method, scope, group, payload) for group in groups]
+        futures = {self._pool.submit(_in_worker, method, scope, group, payload): i for i, group in enumerate(groups)}
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
         def rows() -> tuple[list[Any], float]:
-            parts = [pickle.loads(future.result()) for future in futures]
-            return [row for part in parts for row in part], max(ended) - begun
+            parts: dict[int, list[Any]] = {}
+            while futures:  # they hold what came back
+                for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                    parts[futures.pop(future)] = [keep(row) for row in pickle.loads(future.result())]
+            return [row for i in sorted(parts) for row in parts[i]], max(ended) - begun
 
         return rows
 
 
-def _timed(site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any]) -> tuple[list[Any], float]:
+def _timed(
+    site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any], keep: Callable[[Any], Any]
+) -> tuple[list[Any], float]:
     begun = time.perf_counter()
-    rows = [row for group in groups for row in getattr(site, method)(group, *what)]
+    rows = [keep(row) for group in groups for row in getattr(site, method)(group, *what)]
     return rows, time.perf_counter() - begun
 
 
