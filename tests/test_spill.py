@@ -138,3 +138,21 @@ def test_passing_through_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
         assert sketch is sketches[i]
     assert len(left) == 6
     assert (len(passing), passing[1], passing[1:]) == (3, sketches[1], sketches[1:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what is in memory")
+def test_replies_that_come_one_by_one_leave_no_holes_in_memory() -> None:
+    """Small things that are kept of each would else make the next large one find no place that is large enough."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    shelf, kept, sizes = Shelf(0), [], []
+    rows, layout = torch.randn(10, 270_000), fipa.Layout(("w",), ((270_000,),))
+    for client in range(24):
+        vectors = torch.cat([rows, rows.roll(131 * client, 1)]).T.contiguous()
+        sketch = fipa.Sketch(vectors, torch.ones(20), layout)
+        kept.append(shelf.keep(fipa.ClientUpdate(rows[0].roll(client), 10, sketch, client)))
+        del vectors, sketch
+        sizes.append(resident())
+    assert sizes[-1] - sizes[3] < 40 * 2**20

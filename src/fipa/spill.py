@@ -42,6 +42,7 @@ def spilled(tensor: Tensor) -> Tensor:
     """The same numbers in a file; a small tensor, or one that is in a file or not on the CPU, as it is."""
     if tensor.nbytes < SMALLEST or in_file(tensor) or tensor.device.type != "cpu":
         return tensor
+    _give_back()
     handle, path = tempfile.mkstemp(prefix="fipa-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -64,6 +65,12 @@ def release(*tensors: Tensor) -> None:
             storage = tensor.untyped_storage()
             with suppress(OSError, AttributeError):  # another C library: then the system does it, when it must
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _DROP)
+
+
+def _give_back() -> None:
+    """What the last one left to the C library, whose holes small things would soon make too small for the next one."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Shelf:

@@ -21,6 +21,7 @@ from fipa.curvature.sketch import Sketch, SketchPlan
 from fipa.errors import FipaError
 
 CUTOFF = 1e-5
+_ALWAYS = 2**28  # bytes that a system may take, however low the limit is
 
 
 def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float, noise: float) -> tuple[Tensor, float, float]:
@@ -200,7 +201,7 @@ def _iterations(cohort: Cohort) -> list[Iteration]:
 def _check_side(stack: Stack, rule: str, memory_limit: int) -> None:
     """Without damping there is no way around the R x R system, which takes about four matrices of that size."""
     side = sum(stack.ranks)
-    if 32 * side**2 > memory_limit:
+    if 32 * side**2 > max(memory_limit, _ALWAYS):
         raise FipaError(
             f"{rule} without damping solves a system of side {side} for these sketches, which takes "
             f"{32 * side**2 / 2**30:.1f} GiB: set a damping, lower the clients' rank, or raise memory_limit"

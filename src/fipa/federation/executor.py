@@ -12,8 +12,9 @@ import pickle
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -126,16 +127,15 @@ class Executor:
             return lambda: _timed(self.site(scope), method, groups, what, keep)
         begun, payload = time.perf_counter(), pickle.dumps(what)
         ended = [begun]
-        futures = {self._pool.submit(_in_worker, method, scope, group, payload): i for i, group in enumerate(groups)}
+        futures = deque(self._pool.submit(_in_worker, method, scope, group, payload) for group in groups)
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
         def rows() -> tuple[list[Any], float]:
-            parts: dict[int, list[Any]] = {}
-            while futures:  # they hold what came back
-                for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                    parts[futures.pop(future)] = [keep(row) for row in pickle.loads(future.result())]
-            return [row for i in sorted(parts) for row in parts[i]], max(ended) - begun
+            found: list[Any] = []
+            while futures:  # each holds what came back as long as it is there
+                found += [keep(row) for row in pickle.loads(futures.popleft().result())]
+            return found, max(ended) - begun
 
         return rows
 

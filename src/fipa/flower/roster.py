@@ -139,25 +139,22 @@ def collect(grid: Grid, ids: Sequence[str], waits: Waits, waiting: Sequence[str]
     """Replies to messages that were sent, also those to earlier ones that are still `waiting`, a few at a time.
 
     Ends when all messages have a reply; after the deadline, when enough have one and the others have had their grace;
-    and after the timeout in any case. What has come while the reader was busy is looked for before.
+    and after the timeout in any case. What comes in time counts, however long the reader takes over the others: it is
+    a look that began late enough that ends it.
     """
     begun = time.monotonic()
     missing, late, good, enough_since = set(ids), list(waiting), 0, None
     while True:
-        names, came = [*sorted(missing), *late], 0
+        names, now = [*sorted(missing), *late], time.monotonic()
         for start in range(0, len(names), FEW):
             for reply in grid.pull_messages(names[start : start + FEW]):
                 name = reply.metadata.reply_to_message_id
                 good += name in missing and not reply.has_error()
-                came += 1
                 missing.discard(name)
                 late = [other for other in late if other != name]
                 yield reply
-        now = time.monotonic()
         if not missing or now - begun > waits.timeout:
             return
-        if came:
-            continue
         if waits.deadline is not None and waits.enough(good, len(ids)):
             enough_since = now if enough_since is None else enough_since
             if now >= max(begun + waits.deadline, enough_since + waits.grace):
