@@ -134,7 +134,7 @@ def many_replies() -> Iterator[Record]:
     for clients in REPLIES:
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
             found[clients] = fresh.submit(aggregate_replies, clients).result()
-    few, most = found[REPLIES[0]], found[REPLIES[-1]]
+    few, most = found[REPLIES[-2]], found[REPLIES[-1]]  # of the first most are in memory
     detail = {name: {clients: one[name] for clients, one in found.items()} for name in most}
     detail["bytes"] = {clients: int(size) for clients, size in detail["bytes"].items()}
     exact = max(one["error_bound"] for one in found.values()) <= TOLERANCE
@@ -146,9 +146,9 @@ def many_replies() -> Iterator[Record]:
         detail,
         at_most=True,
     )
-    growth = most["seconds"] / few["seconds"] / (REPLIES[-1] / REPLIES[0])
+    growth = most["seconds"] / few["seconds"] / (REPLIES[-1] / REPLIES[-2])
     yield Record(
-        f"replies: time per reply of {REPLIES[-1]} against {REPLIES[0]}", growth, 1.25, "x the time", {}, at_most=True
+        f"replies: time per reply of {REPLIES[-1]} against {REPLIES[-2]}", growth, 1.25, "x the time", {}, at_most=True
     )
 
 
