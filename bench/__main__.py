@@ -17,8 +17,9 @@ from bench.fitting import fitting
 from bench.head import heads
 from bench.many import many
 from bench.pde import pdes
+from bench.replies import flower_memory
 from bench.rounds import rounds
-from bench.server import additive_memory, solves
+from bench.server import additive_memory, many_replies, solves
 from bench.sketching import clients, sketches
 from bench.start import start
 
@@ -27,7 +28,9 @@ PARTS = {
     "client": clients,
     "head": heads,
     "server": solves,
+    "replies": many_replies,
     "additive": additive_memory,
+    "flower": flower_memory,
     "fitting": fitting,
     "pde": pdes,
     "rounds": rounds,

@@ -22,6 +22,7 @@ from aggregation.strategies import (
     round_of,
     sketch_rounds,
 )
+from fipa.aggregation.fipa import ReducedSolve
 from fipa.aggregation.stack import Stack
 
 # The smallest relative eigenvalue that must be resolved selects the path.
@@ -153,6 +154,77 @@ def test_float32_takes_the_spectrum_in_float64() -> None:
         values, _ = stack.spectrum(PATHS[path])
         assert values.dtype == DOUBLE
         torch.testing.assert_close(values, exact, rtol=1e-8, atol=0)
+
+
+def hard_sketches(name: str) -> list[fipa.Sketch]:
+    """Five clients in float32 whose sketches overlap, are ill-conditioned, or have no full rank."""
+    rng = generator(7)
+    p = 60 if name == "more rows than parameters" else 800
+    shared, values = orthonormal(p, 20, rng), 50 * torch.arange(1, 21, dtype=DOUBLE) ** -1.5
+    steep = torch.logspace(2, -6, 20, dtype=DOUBLE)
+
+    def vectors() -> Tensor:
+        fresh = orthonormal(p, 20, rng)
+        if name == "the same eigenvectors":
+            return shared
+        if name == "half of the eigenvectors":
+            return torch.linalg.qr(torch.cat([shared[:, :10], fresh[:, :10]], dim=1)).Q
+        angle = {"nearly parallel": 1e-2, "parallel up to rounding": 1e-7}.get(name)
+        return fresh if angle is None else torch.linalg.qr(shared + angle * fresh).Q
+
+    own = steep if name in ("steep", "half of the eigenvectors") else values
+    return [fipa.Sketch(vectors().float(), own.float(), one_parameter(p)) for _ in range(5)]
+
+
+HARD = (
+    "random", "the same eigenvectors", "half of the eigenvectors", "nearly parallel", "parallel up to rounding",
+    "steep", "more rows than parameters",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("cutoff", [1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize("name", HARD)
+def test_pseudo_inverse_of_float32_sketches_loses_nothing_to_the_gram_matrix(
+    name: str, cutoff: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the singular value decomposition of the dense stack, and against the QR that resolves all."""
+    sketches, weights = hard_sketches(name), [0.1, 0.2, 0.3, 0.15, 0.25]
+    p, rng = len(sketches[0].eigenvectors), generator(8)
+    clients = round_of(sketches, [torch.randn(p, generator=rng) for _ in sketches], [2, 4, 6, 3, 5])
+    assert clients.weights == weights
+    A = dense_rows(clients)
+    left, singular, right = torch.linalg.svd(A, full_matrices=False)
+    values = singular.square() / singular[0].square()
+    noise = (len(A) * torch.finfo(torch.float32).eps) ** 2
+    kept = values > max(cutoff, noise)
+    y = torch.cat([rows @ u.delta.double() for rows, u in zip(A.split(20), clients.updates, strict=True)])
+    exact = right[kept].T @ ((left[:, kept].T @ y) / singular[kept])
+
+    def errors() -> tuple[float, float]:
+        solve = ReducedSolve(stack_of(clients), 0.0, cutoff)
+        assert solve.effective_rank == int(kept.sum())
+        step = fipa.aggregate(torch.zeros(p), clients.updates, fipa.FIPA(cutoff=cutoff)).theta
+        return tuple(float((d - exact).norm() / exact.norm()) for d in (A.T @ solve(y), step))  # type: ignore[return-value]
+
+    stack = stack_of(clients)
+    assert stack.cut(cutoff) > 0.0  # the Gram matrix
+    alone, whole = errors()
+    monkeypatch.setattr(Stack, "cut", lambda *_: 0.0)  # the QR
+    _, before = errors()
+    assert alone < torch.finfo(torch.float32).eps / 10
+    assert whole <= 1.01 * before + 1e-9
+
+
+def test_pseudo_inverse_takes_a_qr_where_a_gram_matrix_would_lose_digits() -> None:
+    single, double = (stack_of(round_of([s], [torch.zeros(800)], [1])) for s in _in_both_precisions())
+    assert single.cut(1e-5) > 0.0
+    assert single.cut(1e-8) == single.cut(0.0) == 0.0  # the Gram matrix does not resolve such a cut
+    assert double.cut(1e-5) == double.cut(1e-1) == 0.0  # nor as many digits as these sketches have
+
+
+def _in_both_precisions() -> tuple[fipa.Sketch, fipa.Sketch]:
+    sketch = hard_sketches("random")[0]
+    return sketch, sketch.to(DOUBLE)
 
 
 class LargestNew(TorchDispatchMode):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,14 @@ from fipa.federation.control import StepControl
 from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor, Scope
-from fipa.federation.messages import Order
+from fipa.federation.messages import Order, Reply
 from fipa.federation.parameters import load_theta, save_theta
 from fipa.federation.participation import Faults, Participation
 from fipa.pde import Points
 from fipa.problems.elliptic import elliptic
 from fipa.problems.fitting import misfit, sine
 from fipa.problems.vision import ConvNet, images
+from fipa.spill import Shelf, in_file
 
 FOUR = partial(sine, waves=2, samples=12, hidden=(4,), edges=(0.0, 0.3, 0.5, 0.8, 1.0), grid=16)
 FRESH = partial(elliptic, points=Points(interior=12, boundary=4, test=16, fresh=True), hidden=(4,))
@@ -263,3 +265,40 @@ def test_parameters_in_a_file_are_kept_to_the_bit(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["theta.safetensors"]
     with pytest.raises(FipaError, match=r"absent\.safetensors is missing: it holds the parameters that a warm-up"):
         load_theta(tmp_path / "absent.safetensors")
+
+
+@pytest.mark.parametrize("name", ["scaffold, momentum, batches", "additive", "faults, gauss-newton"])
+def test_updates_in_files_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for sketches beyond the limit, whose steps are found by iteration: close, and in any number of processes."""
+    monkeypatch.setattr("fipa.spill.SMALLEST", 1)
+    kept: list[bool] = []
+    monkeypatch.setattr("fipa.federation.local.Shelf.keep", _noted(kept))
+    with Executor(FOUR) as one:
+        expected, files = (rounds(one, replace(ARMS[name], memory_limit=limit)) for limit in (2**30, 0))
+    assert set(kept) == {False, True}
+    for (state, record), (other, its) in zip(expected, files, strict=True):
+        if name == "faults, gauss-newton":
+            torch.testing.assert_close(other.theta, state.theta, rtol=1e-3, atol=1e-4)
+        else:
+            assert torch.equal(other.theta, state.theta)
+            assert comparable(its) == comparable(record)
+
+
+def _noted(kept: list[bool]) -> Callable[[Shelf, Reply], Reply]:
+    keep = Shelf.keep
+
+    def noted(shelf: Shelf, reply: Reply) -> Reply:
+        found = keep(shelf, reply)
+        kept.append(in_file(found.update.delta))
+        return found
+
+    return noted
+
+
+def test_a_step_that_memory_did_not_suffice_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fipa.aggregation.krylov._room", lambda *_: (4, 4))
+    arm = Arm("a", (stage(FIPA(1e-4), SGD(lr=0.1, steps=2), 1, FULL),), memory_limit=0)
+    with Executor(FOUR) as one:
+        ((_, record),) = rounds(one, arm)
+    (told,) = [happened["text"] for happened in record["events"]]
+    assert re.fullmatch(r"the step may be off by \S+ of its length: raise the damping, or memory_limit", told)

@@ -74,7 +74,7 @@ def test_nodes_that_say_nonsense_are_left_out(partition: Any) -> None:
 def exchange(grid: LocalGrid, patience: Patience) -> tuple[list[Message], list[str]]:
     messages = [Message(RecordDict(), dst_node_id=FIRST + k, message_type="query.fipa_who") for k in range(3)]
     ids = post(grid, messages)
-    return collect(grid, ids, patience), ids
+    return list(collect(grid, ids, patience)), ids
 
 
 def test_an_exchange_ends_with_all_replies_with_enough_or_with_patience() -> None:

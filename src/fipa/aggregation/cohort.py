@@ -16,6 +16,7 @@ from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import LayoutError, UpdateError
 from fipa.layout import Layout
 from fipa.linalg import aligned
+from fipa.spill import MEMORY_LIMIT, Passing, release
 
 C = TypeVar("C", bound=CurvatureSummary)
 T = TypeVar("T")
@@ -28,12 +29,13 @@ class Cohort:
     clients: tuple[str, ...]  # how errors call them
     ids: tuple[int | str, ...]  # client ids, or places in the list
     weights: tuple[float, ...]  # w_m = N_m / N, or the given weights' shares
-    deltas: tuple[Tensor, ...]  # flat (p)
-    curvatures: tuple[CurvatureSummary | None, ...]
+    deltas: Sequence[Tensor]  # flat (p)
+    curvatures: Sequence[CurvatureSummary | None]
     num_examples: tuple[int, ...]
     identified: bool = True  # whether `ids` tell who a client is, also in another round
     population: int | None = None  # clients of the federation, here or not; None: nobody has told
     theta: Tensor = field(default_factory=lambda: torch.zeros(0))  # the broadcast parameters, flat (p)
+    memory_limit: int = MEMORY_LIMIT  # bytes of curvature that rules may have in memory at once
     memory: dict[Callable[[Cohort], Any], Any] = field(default_factory=dict)
 
     def remember(self, make: Callable[[Cohort], T]) -> T:
@@ -67,7 +69,7 @@ class Cohort:
             total.add_(delta, alpha=weight)
         return total
 
-    def require(self, kind: type[C], rule: str) -> list[C]:
+    def require(self, kind: type[C], rule: str) -> Sequence[C]:
         """The clients' curvatures, all of one kind, or an error that names who lacks it."""
         for client, curvature in zip(self.clients, self.curvatures, strict=True):
             if not isinstance(curvature, kind):
@@ -76,11 +78,15 @@ class Cohort:
                     f"{client} sent {got}, but {rule} needs a {kind.__name__}: compute it at the broadcast model with "
                     f"{kind.made_by}(...) and pass it as ClientUpdate(..., sketch=...)"
                 )
-        return [c for c in self.curvatures if isinstance(c, kind)]
+        return Passing([c for c in self.curvatures if isinstance(c, kind)])
 
 
 def gather(
-    theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate], *, population: int | None = None
+    theta: Tensor | Mapping[str, Tensor],
+    updates: Iterable[ClientUpdate],
+    *,
+    population: int | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> tuple[Cohort, Tensor, Layout | None]:
     """Check a round's input; return its clients, the flat parameters they update, and those parameters' layout."""
     if isinstance(updates, ClientUpdate):
@@ -106,14 +112,19 @@ def gather(
         deltas.append(aligned(_flatten_delta(client, update.delta, layout, flat_theta)))
         if update.sketch is not None:
             check_curvature(client, update.sketch, layout, flat_theta)
+            release(*update.sketch.tensors().values())
         curvatures.append(None if update.sketch is None else update.sketch.canonical())
+        release(deltas[-1])
     counts = tuple(int(update.num_examples) for update in ordered)
     given = [n if update.weight is None else float(update.weight) for n, update in zip(counts, ordered, strict=True)]
     total = sum(given)
     weights = tuple(w / total for w in given)
     ids = tuple(i if update.client_id is None else update.client_id for i, update in enumerate(ordered))
     identified = ordered[0].client_id is not None
-    cohort = Cohort(clients, ids, weights, tuple(deltas), tuple(curvatures), counts, identified, population, flat_theta)
+    cohort = Cohort(
+        clients, ids, weights, Passing(deltas), tuple(curvatures), counts, identified, population, flat_theta,
+        memory_limit,
+    )  # fmt: skip
     return cohort, flat_theta, layout
 
 

@@ -37,18 +37,18 @@ class DiagonalFisher:
         check_not_negative(self, damping=self.damping, step=self.step)
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
-        diagonals = [c.values for c in cohort.require(DiagonalCurvature, "DiagonalFisher")]
-        total = torch.zeros_like(diagonals[0])
-        moved = torch.zeros_like(diagonals[0])
-        for weight, f, delta in zip(cohort.weights, diagonals, cohort.deltas, strict=True):
-            total.add_(f, alpha=weight)
-            moved.addcmul_(f + self.damping, delta, value=weight)
+        diagonals = cohort.require(DiagonalCurvature, "DiagonalFisher")
+        total = torch.zeros_like(diagonals[0].values)
+        moved = torch.zeros_like(total)
+        for weight, one, delta in zip(cohort.weights, diagonals, cohort.deltas, strict=True):
+            total.add_(one.values, alpha=weight)
+            moved.addcmul_(one.values + self.damping, delta, value=weight)
         shifted = total + self.damping
         flat = shifted == 0
         d = torch.where(flat, cohort.mean_delta, moved / shifted.where(~flat, 1))
         projections = []
-        for weight, f, delta in zip(cohort.weights, diagonals, cohort.deltas, strict=True):
-            own = torch.where(flat, delta, (f + self.damping) * delta / shifted.where(~flat, 1))
+        for weight, one, delta in zip(cohort.weights, diagonals, cohort.deltas, strict=True):
+            own = torch.where(flat, delta, (one.values + self.damping) * delta / shifted.where(~flat, 1))
             projections.append(weight * float(own @ d))
         curved = shifted[~flat]
         return Step(

@@ -42,7 +42,7 @@ class Fed3R:
 
     def __call__(self, cohort: Cohort, state: Mapping[str, Tensor]) -> Step:  # noqa: D102
         summaries = cohort.require(RidgeStatistics, "Fed3R")
-        after = added(cohort, state, "Fed3R", [one.tensors() for one in summaries])
+        after = added(cohort, state, "Fed3R", (one.tensors() for one in summaries))
         _, _, bias = head_shape(summaries[0].layout, "ridge statistics")
         damped = after["gram"] + self.ridge * torch.eye(len(after["gram"]), dtype=torch.float64)
         factor = torch.linalg.cholesky(damped)

@@ -33,7 +33,7 @@ class FedNCM:
             raise UpdateError(
                 f"{cohort.clients[0]} has a head without bias, but FedNCM needs one: nn.Linear(bias=True)"
             )
-        after = added(cohort, state, "FedNCM", [one.tensors() for one in summaries])
+        after = added(cohort, state, "FedNCM", (one.tensors() for one in summaries))
         counts = after["counts"][:, None]
         means = after["sums"] / counts.clamp(min=1)
         biases = -means.square().sum(dim=1) / 2

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort
+from fipa.aggregation.krylov import Iteration
 from fipa.aggregation.rule import Step, check_not_negative
-from fipa.aggregation.stack import Stack
+from fipa.aggregation.stack import SAFE_IN_OWN_DTYPE, Stack
 from fipa.curvature.sketch import Sketch, SketchPlan
 from fipa.errors import FipaError
 
 CUTOFF = 1e-5
+_ALWAYS = 2**28  # bytes that a system may take, however low the limit is
 
 
 def filtered_inverse(eigenvalues: Tensor, damping: float, cutoff: float, noise: float) -> tuple[Tensor, float, float]:
@@ -142,6 +144,10 @@ def _weigh(
 ) -> Step:
     r"""$d = \kappa \bar\Delta + A^\top F (\rho y - \kappa A \bar\Delta)$, F the filtered inverse, $\kappa$ = `mean`."""
     stack = _stack(cohort, rule)
+    if stack.nbytes > cohort.memory_limit:
+        if damping:
+            return _iterated(cohort, stack, damping, step, mean, pull)
+        _check_side(stack, rule, cohort.memory_limit)
     solve = ReducedSolve(stack, damping, cutoff)
     y = [pull * own for own in stack.times_each(cohort.deltas)]
     if mean == 0.0:
@@ -160,6 +166,48 @@ def _weigh(
     return Step(step * d, solve.effective_rank, solve.condition_number, projections)
 
 
+def _iterated(cohort: Cohort, stack: Stack, damping: float, step: float, mean: float, pull: float) -> Step:
+    r"""The same from products with $\hat H$ alone: $(\hat H + \beta I) d = \rho b + \kappa \beta \bar\Delta$."""
+    precise = damping < SAFE_IN_OWN_DTYPE * stack.largest_possible
+    found = _iteration(cohort, stack, torch.float64 if precise else stack.dtype)
+    solved, bound = found.solve(damping, pull * found.response + mean * damping * found.mean)
+    if not len(solved):
+        return Step(torch.zeros_like(cohort.theta), 0.0, 1.0, [0.0] * len(cohort.ids))
+    d, x = (found.space.vector(z).to(stack.dtype) for z in (solved, found.space.solve(damping, solved)))
+    # as for `_weigh`, where F A d = A x and d - A^T F A d = beta x with x = (H + beta I)^-1 d
+    reaction = stack.times(x).split(stack.ranks)
+    projections = [pull * float(a @ b) for a, b in zip(found.own, reaction, strict=True)]
+    if mean:
+        pairs = zip(projections, cohort.weights, cohort.deltas, strict=True)
+        projections = [own + weight * mean * damping * float(delta @ x) for own, weight, delta in pairs]
+    known = found.effective_rank(damping), found.condition_number(damping)
+    return Step(step * d, *known, projections, error_bound=bound)
+
+
+def _iteration(cohort: Cohort, stack: Stack, dtype: torch.dtype) -> Iteration:
+    """The one for the cohort's updates; those of the last two are kept: an update and its correction alternate."""
+    found = cohort.remember(_iterations)
+    same = [one for one in found if one.deltas is cohort.deltas and one.dtype == dtype]
+    if not same:
+        same = [Iteration(cohort, stack, dtype)]
+        found[:] = [*found[-1:], *same]
+    return same[0]
+
+
+def _iterations(cohort: Cohort) -> list[Iteration]:
+    return []
+
+
+def _check_side(stack: Stack, rule: str, memory_limit: int) -> None:
+    """Without damping there is no way around the R x R system, which takes about four matrices of that size."""
+    side = sum(stack.ranks)
+    if 32 * side**2 > max(memory_limit, _ALWAYS):
+        raise FipaError(
+            f"{rule} without damping solves a system of side {side} for these sketches, which takes "
+            f"{32 * side**2 / 2**30:.1f} GiB: set a damping, lower the clients' rank, or raise memory_limit"
+        )
+
+
 def _stack(cohort: Cohort, rule: str) -> Stack:
     """The cohort's sketches; built once, for the spectrum is most of the work and does not depend on the damping."""
     cohort.require(Sketch, rule)
@@ -174,11 +222,11 @@ class ReducedSolve:
     r"""The filtered inverse $F$ of $A A^\top$: $(A A^\top + \beta I)^{-1}$, or the pseudo-inverse for $\beta = 0$."""
 
     def __init__(self, stack: Stack, damping: float, cutoff: float) -> None:
+        noise = (sum(stack.ranks) * torch.finfo(stack.dtype).eps) ** 2
         bound = stack.largest_possible
-        values, self.vectors = stack.spectrum(resolution=damping / bound if bound else 1.0)
-        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(
-            values, damping, cutoff, noise=(len(values) * torch.finfo(stack.dtype).eps) ** 2
-        )
+        least = damping / bound if bound else 1.0
+        values, self.vectors = stack.spectrum(least if damping else stack.cut(max(cutoff, noise)))
+        self.inverse, self.effective_rank, self.condition_number = filtered_inverse(values, damping, cutoff, noise)
 
     def __call__(self, v: Tensor) -> Tensor:
         """$F v$ (R)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def told_by(state: Mapping[str, Tensor]) -> set[int | str]:
 
 
 def added(
-    cohort: Cohort, state: Mapping[str, Tensor], rule: str, statistics: Sequence[Mapping[str, Tensor]]
+    cohort: Cohort, state: Mapping[str, Tensor], rule: str, statistics: Iterable[Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """The state with the statistics of the round's clients in it, in double precision; each client counts once."""
     if not cohort.identified:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fipa.aggregation.cohort import Cohort, gather
 from fipa.aggregation.update import ClientUpdate
-from fipa.curvature.summary import CurvaturePlan
+from fipa.curvature.summary import CurvaturePlan, CurvatureSummary
 from fipa.errors import Diverged, FipaError, LayoutError
 from fipa.layout import Layout
 from fipa.linalg import aligned
+from fipa.spill import MEMORY_LIMIT, Shelf
 
 Theta = TypeVar("Theta", Tensor, dict[str, Tensor])
 
@@ -37,6 +38,10 @@ class Diagnostics:
         Part of each client in the step, by id, else by place in the list:
         $\langle d_m, d \rangle / |d|^2$ where $d = \sum_m d_m$. They sum to 1, and a negative one belongs to a client
         that was overruled.
+    error_bound
+        How far the step can be from the rule's, relative to its length, besides rounding: 0 where it is computed
+        directly. Where it is found by iteration, the effective rank is an estimate, off by some percent, and the
+        condition number that of the space searched.
     """
 
     effective_rank: float
@@ -44,6 +49,7 @@ class Diagnostics:
     step_length: float
     cosine_with_fedavg: float
     shares: dict[int | str, float]
+    error_bound: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +61,7 @@ class Step:
     condition_number: float
     projections: list[float]  # <d_m, d> per client, up to one common factor
     state: dict[str, Tensor] = field(default_factory=dict)
+    error_bound: float = 0.0  # of the change, relative to its length
 
 
 class Rule(Protocol):
@@ -86,6 +93,7 @@ def aggregate(
     state: Mapping[str, Tensor] | None = None,
     *,
     population: int | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Result[Tensor]: ...
 @overload
 def aggregate(
@@ -95,6 +103,7 @@ def aggregate(
     state: Mapping[str, Tensor] | None = None,
     *,
     population: int | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Result[dict[str, Tensor]]: ...
 def aggregate(
     theta: Tensor | Mapping[str, Tensor],
@@ -103,6 +112,7 @@ def aggregate(
     state: Mapping[str, Tensor] | None = None,
     *,
     population: int | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Result[Tensor] | Result[dict[str, Tensor]]:
     """One server step.
 
@@ -112,13 +122,18 @@ def aggregate(
         The broadcast parameters: flat, or by name (`fipa.parameters_of(model)`, a copy of a `state_dict`). Names that
         the clients did not train pass through unchanged; a tied weight changes under all of its names.
     updates
-        The clients of this round.
+        The clients of this round. A generator of them is gone through once, and what is beyond the `memory_limit` is
+        kept in files.
     rule
         `fipa.FedAvg()`, `fipa.FIPA()`, ...
     state
         `result.state` of the round before, for rules with momentum or another memory.
     population
         Number of clients of the federation, of which some take part in a round: `fipa.FedVARP` asks for it.
+    memory_limit
+        Bytes of updates and curvatures that are held in memory, those beyond are in temporary files. If sketches are
+        larger together, damped `fipa.FIPA` and `fipa.CompletedFIPA` find their step by iteration, see
+        `Diagnostics.error_bound`. It changes nothing about other rules.
 
     Examples
     --------
@@ -134,25 +149,44 @@ def aggregate(
                 f"{type(rule).__name__}({name}=...) is for the rounds of a federation, fipa.run or fipa.Federation: "
                 "aggregate knows one round only. Leave it out here"
             )
-    return aggregator(theta, updates, population=population)(rule, state)
+    if not isinstance(updates, ClientUpdate):
+        shelf = Shelf(memory_limit)
+        updates = [shelf.keep(one) if isinstance(one, ClientUpdate) and _whole(one) else one for one in updates]
+    return aggregator(theta, updates, population=population, memory_limit=memory_limit)(rule, state)
+
+
+def _whole(update: ClientUpdate) -> bool:
+    """Whether its tensors can be found; what it has in their place is complained of later."""
+    deltas = update.delta.values() if isinstance(update.delta, Mapping) else (update.delta,)
+    known = update.sketch is None or isinstance(update.sketch, CurvatureSummary)
+    return known and all(isinstance(delta, Tensor) for delta in deltas)
 
 
 @overload
 def aggregator(
-    theta: Tensor, updates: Iterable[ClientUpdate], *, population: int | None = None
+    theta: Tensor, updates: Iterable[ClientUpdate], *, population: int | None = None, memory_limit: int = MEMORY_LIMIT
 ) -> Callable[..., Result[Tensor]]: ...
 @overload
 def aggregator(
-    theta: Mapping[str, Tensor], updates: Iterable[ClientUpdate], *, population: int | None = None
+    theta: Mapping[str, Tensor],
+    updates: Iterable[ClientUpdate],
+    *,
+    population: int | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Callable[..., Result[dict[str, Tensor]]]: ...
 def aggregator(
-    theta: Tensor | Mapping[str, Tensor], updates: Iterable[ClientUpdate], *, population: int | None = None
+    theta: Tensor | Mapping[str, Tensor],
+    updates: Iterable[ClientUpdate],
+    *,
+    population: int | None = None,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> Callable[..., Any]:
     """`aggregate` for several rules on the same updates: what these have in common is checked and computed once.
 
-    Called with `deltas`, flat tensors by client id, it takes these instead of the updates' own.
+    Called with `deltas`, flat tensors by client id, it takes these instead of the updates' own. It leaves the updates
+    where they are: whoever has more of them than memory puts them on a `fipa.spill.Shelf` before.
     """
-    cohort, flat, layout = gather(theta, updates, population=population)
+    cohort, flat, layout = gather(theta, updates, population=population, memory_limit=memory_limit)
 
     def apply(
         rule: Rule, state: Mapping[str, Tensor] | None = None, deltas: Mapping[int | str, Tensor] | None = None
@@ -189,6 +223,7 @@ def _apply(
         step_length=float(step.change.norm()),
         cosine_with_fedavg=_cosine(step.change, cohort.mean_delta),
         shares={i: p / total if total else 0.0 for i, p in zip(cohort.ids, step.projections, strict=True)},
+        error_bound=step.error_bound,
     )
     if isinstance(theta, Tensor):
         return Result(changed.reshape(theta.shape), diagnostics, step.state)

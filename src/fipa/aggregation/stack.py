@@ -4,7 +4,8 @@ $\hat H = A^\top A$ has at most $R = \sum_m r_m$ eigenvalues that are not zero, 
 `spectrum` finds them in one of three ways, by how small an eigenvalue must still be told from zero:
 
 - products in the sketches' own dtype, summed in float64: half of the cost of float64, safe under strong damping;
-- the same in float64: safe while the Gram matrix, which squares the condition number, still resolves the damping;
+- the same in float64: safe while the Gram matrix, which squares the condition number, still resolves the damping, or
+  the cut-off of a pseudo-inverse to the digits that the sketches have;
 - the triangular factor of a thin QR of $A^\top$, which does not square it: always safe, at several times the cost.
 
 All three read the sketches in blocks of rows, so that they need little memory beyond the sketches themselves.
@@ -12,6 +13,7 @@ All three read the sketches in blocks of rows, so that they need little memory b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,21 +21,24 @@ from torch import Tensor
 
 from fipa.curvature.sketch import Sketch
 from fipa.linalg import eigh
+from fipa.spill import Passing, release
 
 _BLOCK_ROWS = 16384
-_MANY = 16  # clients from which on their sketches are put side by side: one product for each pair would be slow
+_MANY = 16  # clients from which on their sketches are put side by side, and sums of products widened
 _PANEL = 256  # columns of such a panel, at least
-_SAFE_IN_OWN_DTYPE = 1e-3
+SAFE_IN_OWN_DTYPE = 1e-3
 _SAFE_AS_GRAM = 1e-9
+_MARGIN = 100  # what eigenvalues close to the cut-off make of rounding
 
 
 class Stack:
     """A (R x p) as a list of clients' blocks; `resolution` is the smallest relative eigenvalue that matters."""
 
     def __init__(self, sketches: Sequence[Sketch], weights: Sequence[float]) -> None:
-        self.vectors = [s.eigenvectors for s in sketches]
+        self.vectors = Passing([s.eigenvectors for s in sketches])
         self.scales = [(w * s.eigenvalues.double()).sqrt() for w, s in zip(weights, sketches, strict=True)]
         self.ranks = [s.rank for s in sketches]
+        self.nbytes = sum(U.nbytes for U in self.vectors)
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -61,12 +66,41 @@ class Stack:
             total.addmv_(U, (scale * part).to(U.dtype))
         return total
 
+    def response(self, vectors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        r"""$y_m$, client m's rows of A applied to its own vector, and $b = A^\top y$ (p); in float64, in one pass."""
+        own, total = [], self.scales[0].new_zeros(len(self.vectors[0]))
+        for U, scale, v in zip(self.vectors, self.scales, vectors, strict=True):
+            own.append(scale * (U.T @ v).double())
+            total += U @ (scale * own[-1]).to(U.dtype)
+        return own, total
+
+    def applied(self, block: Tensor, dtype: torch.dtype) -> Tensor:
+        r"""$\hat H V$ for V (p x s), in one pass: products in the given dtype, sums of many in float64."""
+        total, block = torch.zeros_like(block), block.to(dtype)
+        some = torch.zeros_like(block)
+        for i, (U, scale) in enumerate(zip(self.vectors, self.scales, strict=True), 1):
+            U = U.to(dtype)
+            some.addmm_(U, (scale.square()[:, None] * (U.T @ block).double()).to(dtype))
+            if i % _MANY == 0:
+                total += some
+                some.zero_()
+        return total.add_(some)
+
+    def cut(self, cutoff: float) -> float:
+        """The resolution at which a cut at this share of the largest eigenvalue loses nothing that the sketches have.
+
+        A Gram matrix in float64 is off by rounding of its largest eigenvalue, and a pseudo-inverse divides that by the
+        smallest one that it keeps. That must be well below the sketches' own rounding, as it is for float32.
+        """
+        lost = torch.finfo(torch.float64).eps / cutoff if cutoff else math.inf
+        return _SAFE_AS_GRAM if lost <= torch.finfo(self.dtype).eps / _MARGIN else 0.0
+
     def spectrum(self, resolution: float) -> tuple[Tensor, Tensor]:
         r"""Eigenvalues (descending) and eigenvectors (R x R) of $A A^\top$, in float64; each way is computed once."""
         if sum(self.ranks) == 0:
             empty = self.scales[0].new_zeros(0)
             return empty, empty.reshape(0, 0)
-        way = "own" if resolution >= _SAFE_IN_OWN_DTYPE else "gram" if resolution >= _SAFE_AS_GRAM else "factor"
+        way = "own" if resolution >= SAFE_IN_OWN_DTYPE else "gram" if resolution >= _SAFE_AS_GRAM else "factor"
         if way not in self._known:
             if way == "factor":
                 _, singular, right = torch.linalg.svd(self._triangular_factor())
@@ -110,6 +144,7 @@ class Stack:
         p = len(self.vectors[0])
         for i in range(0, p, _BLOCK_ROWS):
             yield [U[i : i + _BLOCK_ROWS] for U in self.vectors]
+            release(*self.vectors)
 
 
 def _panels(blocks: Sequence[Tensor]) -> list[Tensor]:

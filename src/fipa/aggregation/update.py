@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -44,6 +44,10 @@ class ClientUpdate:
 
         `aggregate` does this by itself. Do it before computing anything else with an update that others repeat.
         """
+        return self.map(aligned)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> ClientUpdate:
+        """The same update of changed tensors."""
         delta = self.delta
-        delta = aligned(delta) if isinstance(delta, Tensor) else {name: aligned(t) for name, t in delta.items()}
-        return replace(self, delta=delta, sketch=None if self.sketch is None else self.sketch.canonical())
+        delta = change(delta) if isinstance(delta, Tensor) else {name: change(t) for name, t in delta.items()}
+        return replace(self, delta=delta, sketch=None if self.sketch is None else self.sketch.map(change))

@@ -33,6 +33,7 @@ from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
 from fipa.federation.trust import TrustRegion
 from fipa.problems.registry import PROBLEMS
+from fipa.spill import MEMORY_LIMIT
 
 
 class StageSpec(Strict):
@@ -269,7 +270,7 @@ def _stage(stage: StageSpec, least_squares: bool) -> Stage:
 
 
 class EngineSpec(Strict):
-    """How to compute; changes nothing but speed, except the last bits with `threads` and `group`.
+    """How to compute; changes nothing but speed, except the last bits with `threads`, `group` and `memory_limit`.
 
     Attributes
     ----------
@@ -279,11 +280,14 @@ class EngineSpec(Strict):
         Threads of each process.
     group
         Most clients that are trained side by side.
+    memory_limit
+        Bytes of a round's updates that the server holds in memory; those beyond are in temporary files.
     """
 
     workers: Annotated[int, Field(ge=1)] = 1
     threads: Annotated[int, Field(ge=1)] = 1
     group: Annotated[int, Field(ge=1)] = GROUP
+    memory_limit: Annotated[int, Field(ge=0)] = MEMORY_LIMIT
 
 
 class Experiment(Strict):
@@ -363,6 +367,7 @@ class Experiment(Strict):
         """The arms as the engine takes them; those that do not say otherwise start where the warm-up ends."""
         end = self.warmup.rounds if self.warmup is not None else 0
         built = [arm.build(self.rounds, self.engine.group, least_squares) for arm in self.arms]
+        built = [dataclasses.replace(arm, memory_limit=self.engine.memory_limit) for arm in built]
         return [
             dataclasses.replace(arm, after=end) if spec.start is None else arm
             for arm, spec in zip(built, self.arms, strict=True)
@@ -372,7 +377,8 @@ class Experiment(Strict):
         """The warm-up as an arm."""
         if self.warmup is None:
             return None
-        return dataclasses.replace(self.warmup.build(0, self.engine.group, least_squares), remembers=True)
+        arm = self.warmup.build(0, self.engine.group, least_squares)
+        return dataclasses.replace(arm, remembers=True, memory_limit=self.engine.memory_limit)
 
 
 def resolved(experiment: Experiment, least_squares: bool) -> Experiment:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fipa.federation.participation import Faults, Participation, Share
 from fipa.federation.stage import Stage
+from fipa.spill import MEMORY_LIMIT
 
 GROUP = 16  # clients of one form that are trained side by side
 AVERAGED = 10  # models in the mean that is evaluated beside the last one
@@ -33,6 +34,8 @@ class Arm:
         Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
     average
         The mean of the last so many models is evaluated beside the last one; 0 for none.
+    memory_limit
+        Bytes of a round's updates that the server holds in memory, see `fipa.aggregate`.
     remembers
         Whether the last update of every client is kept, for a rule that remembers clients and comes later.
     """
@@ -48,6 +51,7 @@ class Arm:
     params: tuple[str, ...] | None = None
     average: int = AVERAGED
     remembers: bool = False
+    memory_limit: int = MEMORY_LIMIT
 
     @property
     def last(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fipa.aggregation.krylov import TOLERANCE
 from fipa.aggregation.once import untold
 from fipa.aggregation.private_shared import PrivateSharedFIPA
 from fipa.aggregation.rule import Rule, aggregator
@@ -155,6 +156,7 @@ class _Round:
             else:
                 step = self._step(updates, replies)
             outcome = yield from self._survived(step)
+            self._doubt(outcome)
             if outcome.result is None and outcome.trials:
                 self._say(None, f"no step of {outcome.trials} lowered the clients' loss: rolled back")
         return self._next(outcome, replies, late), self._record(outcome, updates, replies)
@@ -198,7 +200,7 @@ class _Round:
         state, stage = self.state, self.stage
         rule: Any = stage.rule_at(self.place, self.seed)
         settings: dict[str, Any] = {name: _setting(rule, name) for name in ("damping", "step")}
-        apply = aggregator(state.theta, updates, population=self.population)
+        apply = aggregator(state.theta, updates, population=self.population, memory_limit=self.arm.memory_limit)
         if stage.safety is not None:
             apply = stage.safety.limited(apply, state.theta, updates)
         if stage.control is None:
@@ -226,6 +228,12 @@ class _Round:
                 raise
             self._say(None, f"no step, the model stays as it is: {error}")
             return Outcome(control_value=self.state.control_value)
+
+    def _doubt(self, outcome: Outcome) -> None:
+        """Say so where a step that is found by iteration had not the memory to become as exact as it should."""
+        bound = outcome.result.diagnostics.error_bound if outcome.result is not None else 0.0
+        if bound > TOLERANCE:
+            self._say(None, f"the step may be off by {bound:.1g} of its length: raise the damping, or memory_limit")
 
     def _next(self, outcome: Outcome, replies: Mapping[int, Reply], late: tuple[Late, ...]) -> State:
         state, local = self.state, self.stage.local

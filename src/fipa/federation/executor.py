@@ -12,6 +12,7 @@ import pickle
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -116,25 +117,34 @@ class Executor:
             self.start("prepare", scope, groups, theta, bends)()
 
     def start(
-        self, method: str, scope: Scope, groups: Sequence[tuple[int, ...]], *what: Any, here: bool = False
+        self,
+        method: str,
+        scope: Scope,
+        groups: Sequence[tuple[int, ...]],
+        *what: Any,
+        here: bool = False,
+        keep: Callable[[Any], Any] = lambda row: row,
     ) -> Rows:
         """Call a method of the clients' site for each group; a row comes back for each client, in their order.
 
         Workers begin at once, this process when it is asked for the rows; `here` is for work too small to send away.
+        Rows are kept as `keep` returns them, one by one as they come.
         """
         if here or self._pool is None:
-            return lambda: _timed(self.site(scope), method, groups, what)
+            return lambda: _timed(self.site(scope), method, groups, what, keep)
         begun, parcel = time.perf_counter(), self._parcel(pickle.dumps(what))
         ended = [begun]
-        futures = [self._pool.submit(_in_worker, method, scope, group, parcel) for group in groups]
+        futures = deque(self._pool.submit(_in_worker, method, scope, group, parcel) for group in groups)
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
         def rows() -> tuple[list[Any], float]:
-            parts = [pickle.loads(future.result()) for future in futures]
+            found: list[Any] = []
+            while futures:  # each holds what came back as long as it is there
+                found += [keep(row) for row in pickle.loads(futures.popleft().result())]
             if isinstance(parcel, Path):
                 parcel.unlink(missing_ok=True)
-            return [row for part in parts for row in part], max(ended) - begun
+            return found, max(ended) - begun
 
         return rows
 
@@ -148,9 +158,11 @@ class Executor:
         return parcel
 
 
-def _timed(site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any]) -> tuple[list[Any], float]:
+def _timed(
+    site: Site, method: str, groups: Sequence[tuple[int, ...]], what: Sequence[Any], keep: Callable[[Any], Any]
+) -> tuple[list[Any], float]:
     begun = time.perf_counter()
-    rows = [row for group in groups for row in getattr(site, method)(group, *what)]
+    rows = [keep(row) for group in groups for row in getattr(site, method)(group, *what)]
     return rows, time.perf_counter() - begun
 
 

@@ -11,6 +11,7 @@ from fipa.federation.arm import Arm
 from fipa.federation.control import StepControl
 from fipa.federation.executor import Executor, Scope
 from fipa.federation.messages import Answers, Ask, Curve, Late, Loss, Order, Reply, Who
+from fipa.spill import Shelf
 
 Waiting = Callable[[], Answers]
 
@@ -50,7 +51,8 @@ class LocalTransport:
     def _train(self, ask: Ask, order: Order) -> Waiting:
         delays = {client: self._arm.faults.delay(self._seed, ask.round_number, client) for client in ask.clients}
         answering = [client for client, delay in delays.items() if delay is not None]
-        wait = self._executor.start(order.method, self.scope, self._groups(answering), order)
+        shelf = Shelf(self._arm.memory_limit)
+        wait = self._executor.start(order.method, self.scope, self._groups(answering), order, keep=shelf.keep)
 
         def answers() -> Answers:
             replies, seconds = wait()

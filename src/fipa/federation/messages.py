@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -218,6 +218,11 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
     coded: tuple[Coded, ...] = ()
     directions: tuple[Tensor, ...] = ()
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Reply:
+        """The same reply of changed tensors, in its update and its message."""
+        message = {name: change(tensor) for name, tensor in self.message.items()}
+        return replace(self, update=self.update.map(change), message=message)
 
     @property
     def nbytes(self) -> int:

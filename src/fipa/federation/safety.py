@@ -11,6 +11,7 @@ from torch import Tensor
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvaturePlan
 from fipa.errors import FipaError
+from fipa.spill import Passing
 
 SLOWEST = 1 / 1024  # factor for the learning rate
 FEWEST = 8  # examples of a sketch
@@ -65,7 +66,7 @@ class Safety:
         """The same function of a rule, with results that are no longer than the limit."""
         if self.longest_step is None:
             return apply
-        most = self.longest_step * max(float(update.delta.norm()) for update in updates)  # type: ignore[union-attr]
+        most = self.longest_step * max(float(delta.norm()) for delta in Passing([update.delta for update in updates]))  # type: ignore[union-attr]
 
         def shortened(*args: Any) -> Any:
             result = apply(*args)

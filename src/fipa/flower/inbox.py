@@ -17,6 +17,7 @@ from fipa.flower.answer import Expected, decode
 from fipa.flower.codec import nbytes
 from fipa.flower.names import NAMES, Names
 from fipa.flower.request import KEY, Request
+from fipa.spill import Shelf
 
 OLDEST = 10  # rounds after which an answer is no longer waited for
 LONGEST = 2**16  # characters of a reason: a client's whole error, but not all that it could think of
@@ -96,9 +97,15 @@ class Inbox:
                 yield request, reply.content
 
     def open(
-        self, replies: Iterable[Message], method: str, k: int, expected: Expected, arrays: Mapping[str, Tensor]
+        self,
+        replies: Iterable[Message],
+        method: str,
+        k: int,
+        expected: Expected,
+        arrays: Mapping[str, Tensor],
+        shelf: Shelf,
     ) -> Post:
-        """Read what came back to a question of round k about a model of these arrays."""
+        """Read what came back to a question of round k about a model of these arrays, and keep it on a shelf."""
         post = Post()
         for request, content in self.matched(replies, post.refused, post.gone):
             post.uplink += nbytes(*content.array_records.values())
@@ -112,6 +119,7 @@ class Inbox:
                     post.names[request.client] = Names.decode(told, arrays)
                     continue
                 answer = decode(content, request, expected)
+                answer = shelf.keep(answer) if isinstance(answer, Reply) else answer
                 post.uplink += 8 * (isinstance(answer, float) or getattr(answer, "loss", None) is not None)
                 if (request.round_number, request.method) == (k, method):
                     post.values[request.client] = answer

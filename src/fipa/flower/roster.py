@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from logging import INFO, WARNING
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from fipa.errors import FipaError
 from fipa.flower.request import JUDGE, KEY, OBJECTIVE, WHO
 
 PAUSE = 0.1  # seconds between two looks for replies
+FEW = 8  # messages that are sent or fetched at once: a server must not have all of them in memory
 PATIENCE = 60.0  # seconds for a node to say who it is
 WAIT = 600.0  # seconds for enough nodes to be there
 
@@ -121,6 +122,11 @@ class Waits(Protocol):
         """Whether so many answers are a quorum."""
 
 
+def few(clients: Sequence[int]) -> Iterator[Sequence[int]]:
+    """So many at a time as there should be messages in memory."""
+    return (clients[start : start + FEW] for start in range(0, len(clients), FEW))
+
+
 def post(grid: Grid, messages: Sequence[Message]) -> list[str]:
     """Send messages; their ids come back, in order."""
     ids = list(grid.push_messages(messages)) if messages else []
@@ -129,26 +135,28 @@ def post(grid: Grid, messages: Sequence[Message]) -> list[str]:
     return ids
 
 
-def collect(grid: Grid, ids: Sequence[str], waits: Waits, waiting: Sequence[str] = ()) -> list[Message]:
-    """Replies to messages that were sent, also those to earlier ones that are still `waiting`.
+def collect(grid: Grid, ids: Sequence[str], waits: Waits, waiting: Sequence[str] = ()) -> Iterator[Message]:
+    """Replies to messages that were sent, also those to earlier ones that are still `waiting`, a few at a time.
 
     Ends when all messages have a reply; after the deadline, when enough have one and the others have had their grace;
-    and after the timeout in any case.
+    and after the timeout in any case. What comes in time counts, however long the reader takes over the others: it is
+    a look that began late enough that ends it.
     """
     begun = time.monotonic()
-    missing, replies, good, enough_since = set(ids), list[Message](), 0, None
+    missing, late, good, enough_since = set(ids), list(waiting), 0, None
     while True:
-        for reply in grid.pull_messages([*sorted(missing), *waiting]):
-            name = reply.metadata.reply_to_message_id
-            replies.append(reply)
-            good += name in missing and not reply.has_error()
-            missing.discard(name)
-            waiting = [other for other in waiting if other != name]
-        now = time.monotonic()
+        names, now = [*sorted(missing), *late], time.monotonic()
+        for start in range(0, len(names), FEW):
+            for reply in grid.pull_messages(names[start : start + FEW]):
+                name = reply.metadata.reply_to_message_id
+                good += name in missing and not reply.has_error()
+                missing.discard(name)
+                late = [other for other in late if other != name]
+                yield reply
         if not missing or now - begun > waits.timeout:
-            return replies
+            return
         if waits.deadline is not None and waits.enough(good, len(ids)):
             enough_since = now if enough_since is None else enough_since
             if now >= max(begun + waits.deadline, enough_since + waits.grace):
-                return replies
+                return
         time.sleep(PAUSE)

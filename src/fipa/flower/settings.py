@@ -25,7 +25,16 @@ from fipa.federation.trust import TrustRegion
 FLOOR = 0.01
 RANK, EXAMPLES = 10, 32  # of the default sketches: about as much work as one epoch on a few hundred images
 SEEN = 500  # examples that matrices in a shared basis are of, at most
-LEAST = {"warmup_rounds": 0, "rank": 1, "labels": 0, "examples": 1, "keep": 0, "stop_after": 0, "seed": 0}
+LEAST = {
+    "warmup_rounds": 0,
+    "rank": 1,
+    "labels": 0,
+    "examples": 1,
+    "keep": 0,
+    "stop_after": 0,
+    "seed": 0,
+    "memory_limit": 0,
+}
 KINDS: dict[str, tuple[type, ...]] = {
     "control": (StepControl, TrustRegion, bool),
     "safety": (Safety, bool),

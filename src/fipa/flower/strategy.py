@@ -39,6 +39,7 @@ from fipa.flower.transport import Cargo, FlowerTransport, Patience, Validate
 from fipa.layout import ParamSelection
 from fipa.randomness import seed_for
 from fipa.report.flower import ENDLESS, EVALUATE, TRAIN
+from fipa.spill import MEMORY_LIMIT
 
 OURS = ("configure_train", "aggregate_train")  # of Flower's strategies, which a coordinator does instead
 
@@ -97,6 +98,9 @@ class FIPA(FedAvg):
         you like, but for those that the error names. Beside it the states after the last `keep` rounds, and the best.
     stop_after
         So many rounds in a row without a usable answer, a quorum or a judge end the run with an error; 0 for never.
+    memory_limit
+        Bytes of a round's replies that the server holds in memory; those beyond are in temporary files, and sketches
+        that are larger together are solved with by iteration, see `fipa.aggregate`.
     limits, output
         What is taken from a client at most. A folder for results.json, of which `fipa report` makes a page.
     arm
@@ -134,6 +138,7 @@ class FIPA(FedAvg):
         grace: float = 5.0,
         late: float | None = None,
         limits: Limits | None = None,
+        memory_limit: int = MEMORY_LIMIT,
         seed: int = 0,
         checkpoint: str | Path | None = None,
         keep: int = 3,
@@ -158,6 +163,7 @@ class FIPA(FedAvg):
         self._warmup = warmup_stage(warmup_rounds, warmup_rule, warmup_local, local)
         self._arm, self.params, self.precision, self.seed, self.late = arm, params, precision, seed, late
         self.patience = Patience(deadline, quorum, grace, least=max(self.min_available_nodes, self.min_train_nodes))
+        self.memory_limit = memory_limit if arm is None else arm.memory_limit
         self.limits, self._validate, self._loss_name = limits or Limits(), validate, loss_name
         self.lr_scale, self.stop_after, self.seen = lr_scale, stop_after, dict(seen or {})
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
@@ -186,7 +192,8 @@ class FIPA(FedAvg):
         warmup = () if self._warmup is None else (self._warmup,)
         length = max(1, num_rounds - sum(stage.rounds for stage in warmup))
         faults = Faults(use_late=self.late is not None, discount=self.late or 1.0)
-        return Arm("FIPA", (*warmup, replace(self._main, rounds=length)), share, faults, average=0)
+        stages = (*warmup, replace(self._main, rounds=length))
+        return Arm("FIPA", stages, share, faults, average=0, memory_limit=self.memory_limit)
 
     def decide(self, grid: Grid, stored: str | None) -> bool:
         """Choose the default rule and training: a shared basis if all clients have an objective, or as `stored`."""
@@ -247,7 +254,7 @@ class FIPA(FedAvg):
         return FlowerTransport(
             grid, cargo, names, seed=self.seed, patience=patience, precision=self.precision, limits=self.limits,
             config=config, roster=self._roster, validate=self._validate, loss_name=self._loss_name,
-            strict=self.lr_scale != 1.0, **more,
+            strict=self.lr_scale != 1.0, memory_limit=self.memory_limit, **more,
         )  # fmt: skip
 
     def judge(self, k: int, arrays: ArrayRecord, transport: FlowerTransport, config: ConfigRecord) -> None:

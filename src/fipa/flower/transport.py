@@ -22,9 +22,10 @@ from fipa.flower.codec import Precision, nbytes, pack
 from fipa.flower.inbox import Inbox, Post
 from fipa.flower.names import HALF, Names, agreed
 from fipa.flower.request import FIPA_ACTION, FRAME, JUDGE, KEY, Asked, Request, curve_of, settings_of, tensors_of
-from fipa.flower.roster import PAUSE, Roster, collect, post
+from fipa.flower.roster import PAUSE, Roster, collect, few, post
 from fipa.flower.watch import RATES, SCALE
 from fipa.layout import Layout
+from fipa.spill import MEMORY_LIMIT, Shelf
 
 AGAIN = 10  # times that a question is asked anew of a node that died with it
 UNLIKE = "is of a model with other parameters than most clients have"
@@ -154,6 +155,8 @@ class FlowerTransport:
         Whether clients must scale their learning rate.
     settled
         Whether clients have told which arrays are trained and averaged.
+    memory_limit
+        Bytes of answers to one question that are held in memory; those beyond are in temporary files.
     """
 
     def __init__(
@@ -173,13 +176,14 @@ class FlowerTransport:
         loss_name: str | None = None,
         strict: bool = False,
         settled: bool = False,
+        memory_limit: int = MEMORY_LIMIT,
     ) -> None:
         self.grid, self.cargo, self.names, self.patience = grid, cargo, tuple(names), patience
         self.roster, self.inbox = roster or Roster(), Inbox()
         self.seed, self._precision, self._limits = seed, precision, limits or Limits()
         self.config, self._evaluate_config = dict(config or {}), dict(evaluate_config or {})
         self._validate, self._loss_name, self._strict = validate, loss_name, strict
-        self.settled, self._apps_judge = settled, False
+        self.settled, self._apps_judge, self._memory_limit = settled, False, memory_limit
         self.held_out = False  # whether apps with an evaluate function judge by that, where all clients take part
         self._nodes: dict[int, int] = {}  # by client
         self._frame = cargo.checksum
@@ -197,10 +201,9 @@ class FlowerTransport:
             everybody = self.held_out and len(ask.clients) == len(self._nodes)
             held_out = everybody and self.roster.all_have(JUDGE, self._nodes.values())
             self._apps_judge = ask.question.local is None or held_out
-        messages = {client: self.message(ask, client) for client in ask.clients}
-        ids = self.send(messages)
+        ids, downlink = self._send_all(ask, ask.clients)
         others = isinstance(ask.question, Order) and (self._validate is not None or self._apps_judge)
-        return lambda: _unjudged(self._answers(ask, messages, ids)) if others else self._answers(ask, messages, ids)
+        return lambda: _unjudged(self._answers(ask, ids, downlink)) if others else self._answers(ask, ids, downlink)
 
     def _validated(self, question: Loss) -> float:
         assert self._validate is not None
@@ -209,17 +212,15 @@ class FlowerTransport:
             raise FipaError(f"validate(arrays) must return the loss as a number, got {loss!r}")
         return float(loss) if math.isfinite(loss) else math.inf
 
-    def _answers(self, ask: Ask, messages: Mapping[int, tuple[Request, Message]], ids: Sequence[str]) -> Answers:
+    def _answers(self, ask: Ask, ids: Sequence[str], downlink: int) -> Answers:
         question: Any = ask.question
-        begun = time.perf_counter()
-        post = self._collect(ask, ids)
-        downlink = sum(self.size(message) for _, message in messages.values())
-        sent, times = len(messages), 0
+        begun, shelf = time.perf_counter(), Shelf(self._memory_limit)
+        post = self._collect(ask, ids, shelf)
+        sent, times = len(ids), 0
         while clients := post.lacking if times == 0 and post.lacking else self._back(ask, post, begun, times):
-            again = {client: self.message(ask, client, framed=True) for client in sorted(clients)}
-            post = _joined(post, self._collect(ask, self.send(again)))
-            downlink += sum(self.size(message) for _, message in again.values())
-            sent, times = sent + len(again), times + 1
+            ids, more = self._send_all(ask, sorted(clients), framed=True)
+            post = _joined(post, self._collect(ask, ids, shelf))
+            sent, times, downlink = sent + len(ids), times + 1, downlink + more
         if len(post.names) > len(post.values):
             raise OtherNames(agreed(post.names))
         post.refused |= dict.fromkeys(post.names, UNLIKE)
@@ -253,7 +254,7 @@ class FlowerTransport:
             time.sleep(PAUSE)
         return []
 
-    def _collect(self, ask: Ask, ids: Sequence[str]) -> Post:
+    def _collect(self, ask: Ask, ids: Sequence[str], shelf: Shelf) -> Post:
         """Replies to these messages; with an order also late ones to earlier orders."""
         question: Any = ask.question
         waiting = self.inbox.orders if isinstance(question, Order) else []
@@ -261,7 +262,7 @@ class FlowerTransport:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.cargo.buffers.items()}
         expected = Expected(self.cargo.layout, question.theta, shapes, self._limits, self._loss_name)
         arrays = self.arrays(question.theta)
-        return self.inbox.open(replies, self._method(question), ask.round_number, expected, arrays)
+        return self.inbox.open(replies, self._method(question), ask.round_number, expected, arrays, shelf)
 
     def arrays(self, theta: Tensor) -> dict[str, Tensor]:
         """All arrays of a model, by every name that a client may use."""
@@ -283,6 +284,15 @@ class FlowerTransport:
     def size(message: Message) -> int:
         """Bytes of all arrays in it."""
         return nbytes(*message.content.array_records.values())
+
+    def _send_all(self, ask: Ask, clients: Sequence[int], framed: bool = False) -> tuple[list[str], int]:
+        """Send a question to clients, a few at a time; the messages' ids and bytes come back."""
+        ids, total = list[str](), 0
+        for some in few(clients):
+            messages = {client: self.message(ask, client, framed) for client in some}
+            ids += self.send(messages)
+            total += sum(self.size(message) for _, message in messages.values())
+        return ids, total
 
     def send(self, messages: Mapping[int, tuple[Request, Message]]) -> list[str]:
         """Send messages, and remember what they ask; their ids come back."""
