@@ -72,9 +72,9 @@ def test_numbers_are_arrays(done: fipa.Results) -> None:
 
 
 def test_what_is_not_there_is_named(done: fipa.Results) -> None:
-    with pytest.raises(fipa.FipaError, match="no arm 'C'; there is 'A', 'B'"):
+    with pytest.raises(fipa.FipaError, match="no arm 'C': choose one of A, B"):
         done.metric("C")
-    with pytest.raises(fipa.FipaError, match="no series 'accuracy'; there are metric, averaged_metric"):
+    with pytest.raises(fipa.FipaError, match="no series 'accuracy': choose one of metric, averaged_metric"):
         done.series("accuracy", "A")
     with pytest.raises(fipa.FipaError, match="no arm 'A' on seed 4"):
         done.theta("A", 4)
@@ -174,7 +174,7 @@ def test_workers_take_problems_that_can_be_sent(tmp_path: Path) -> None:
         ("no-such", {}, "there is no experiment 'no-such'"),
         (3, {}, "takes a name, a path, a fipa.Problem or a function of the seed, not 3"),
         (lambda seed: 3, {}, "must return a fipa.Problem for a seed, got int"),
-        (problem, {"arms": ["FedAvg", "X"]}, "'X': there is 'FedAvg', 'FIPA'"),
+        (problem, {"arms": ["FedAvg", "X"]}, "no arm 'X': choose one of FedAvg, FIPA"),
         (problem, {"arms": {"a": {"rule": fipa.FedAvg()}}}, r"fipa.run: arms.* needs a rule and a local rule"),
         (problem, {"arms": {"a": {"rule": fipa.FedAvg(), "local": LOCAL, "rund": 1}}}, "rund"),
         (problem, {"set": ["bogus=1"]}, "--set bogus=1: bogus: unknown key"),

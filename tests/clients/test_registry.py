@@ -61,10 +61,10 @@ def test_all_rules_are_tried() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "feddyn"}, "no local rule 'feddyn', only adam, sgd"),
+        ({"name": "feddyn"}, "no local rule 'feddyn': choose one of adam, sgd"),
         ({"steps": 1}, "no local rule None"),
         ({"name": ["sgd"]}, "no local rule"),
-        ({"name": "sgd", "steps": 1, "rate": 2}, "'sgd': there is no setting 'rate', only batch, clip"),
+        ({"name": "sgd", "steps": 1, "rate": 2}, "'sgd': there is no setting 'rate': choose one of batch, clip"),
         ({"name": "gauss-newton", "whole": True}, "no setting 'whole'"),
         ({"name": "sgd", "steps": 1, "lr": "fast"}, "'sgd'"),
         ({"name": "sgd"}, "SGD: give steps or epochs"),

@@ -13,7 +13,7 @@ from fipa.clients.gradient import FullGradient
 from fipa.clients.moon import Moon
 from fipa.clients.rule import LocalRule
 from fipa.clients.scaffold import Scaffold
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 LOCAL_RULES: dict[str, type[LocalRule]] = {
     "adam": Adam,
@@ -63,12 +63,13 @@ def decode_rule(settings: Mapping[str, Any]) -> LocalRule:
     name = settings.get("name")
     kind = LOCAL_RULES.get(name) if isinstance(name, str) else None
     if kind is None:
-        known = ", ".join(LOCAL_RULES)
-        raise FipaError(f"there is no local rule {name!r}, only {known}: register it here as well")
+        instead = instead_of(name, LOCAL_RULES)
+        raise FipaError(f"there is no local rule {name!r}: {instead}, or register it here as well")
     fields = {field.name for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
     unknown = sorted(settings.keys() - fields - {"name"})
     if unknown:
-        raise FipaError(f"local rule {name!r}: there is no setting {unknown[0]!r}, only {', '.join(sorted(fields))}")
+        instead = instead_of(unknown[0], sorted(fields))
+        raise FipaError(f"local rule {name!r}: there is no setting {unknown[0]!r}: {instead}")
     values = {key: _tuples(value) for key, value in settings.items() if key != "name"}
     try:
         return kind(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -13,7 +14,7 @@ from pydantic_core import ErrorDetails
 from fipa.config.kinds import SETTINGS, SPECS
 from fipa.config.lines import Path, line_of
 from fipa.config.schema import Experiment
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 
 class ConfigError(FipaError):
@@ -46,12 +47,13 @@ def _reason(detail: ErrorDetails) -> str:
     context: dict[str, Any] = detail.get("ctx") or {}
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         allowed = _allowed(detail["loc"][:-1])
-        return f"unknown key; allowed are {', '.join(allowed)}" if allowed else "unknown key"
+        return f"unknown key: {instead_of(detail['loc'][-1], allowed)}" if allowed else "unknown key"
     if detail["type"] == "missing":
         return "is missing"
     if detail["type"] in ("union_tag_invalid", "literal_error"):
         value = context.get("tag", detail["input"])
-        return f"{value!r} is not allowed; use {context.get('expected_tags') or context.get('expected')}"
+        known = re.findall("'([^']*)'", context.get("expected_tags") or context["expected"])
+        return f"there is no {value!r}: {instead_of(value, known)}"
     if detail["type"] == "union_tag_not_found":
         kind = next((part for part in reversed(detail["loc"]) if part in SPECS), "rule")
         return f"needs a name, one of {', '.join(SPECS[str(kind)])}"

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fipa.config.arms import tables
 from fipa.config.errors import ConfigError, explain, sentence
 from fipa.config.schema import Experiment
+from fipa.errors import instead_of
 from fipa.shipped import OWN_PROBLEM, SHIPPED, names
 
 if sys.version_info >= (3, 11):
@@ -44,7 +45,7 @@ def load(
             raise ConfigError(f"{name_or_path}: no such file")
     elif name_or_path not in names():
         raise ConfigError(
-            f"there is no experiment {name_or_path!r}; there are {', '.join(names())}, or give a .toml or .py file"
+            f"there is no experiment {name_or_path!r}: {instead_of(name_or_path, names())}, or give a .toml or .py file"
         )
     source = shipped or str(path)
     try:
@@ -132,7 +133,7 @@ def _based(content: dict[str, Any], source: str) -> dict[str, Any]:
     if base is None:
         return content
     if base not in names():
-        raise ConfigError(f"{source}: base = {base!r} is none of the shipped experiments: {', '.join(names())}")
+        raise ConfigError(f"{source}: base: there is no experiment {base!r}: {instead_of(base, names())}")
     below = _based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml")
     if isinstance(content.get("arms"), dict):
         content |= {"arms": _changed(below["arms"], content["arms"], source)}
@@ -144,7 +145,7 @@ def _changed(arms: list[dict[str, Any]], changes: dict[str, Any], source: str) -
     known = [arm["name"] for arm in arms]
     for name, change in changes.items():
         if name not in known:
-            raise ConfigError(f"{source}: arms.{name}: the base has no such arm, but {', '.join(map(repr, known))}")
+            raise ConfigError(f"{source}: arms.{name}: the base has no such arm: {instead_of(name, known)}")
         if not isinstance(change, dict):
             raise ConfigError(f"{source}: arms.{name} must be a table")
     return [_over(arm, changes.get(arm["name"], {})) for arm in arms]
@@ -191,8 +192,9 @@ def _set(table: Any, path: list[str], value: Any, override: str) -> None:
             t for i, t in enumerate(table) if first in ("*", str(i), t.get("name") if isinstance(t, dict) else "")
         ]
         if not chosen or not rest:
-            known = ", ".join(str(t.get("name")) for t in table if isinstance(t, dict))
-            raise ConfigError(f"--set {override}: {first!r} is none of {known}; * means all of them")
+            known = [str(t.get("name", i)) for i, t in enumerate(table) if isinstance(t, dict)]
+            instead = f"{instead_of(first, known)}, or * for all of them"
+            raise ConfigError(f"--set {override}: there is no {first!r}: {instead}")
         for entry in chosen:
             _set(entry, rest, value, override)
     elif not rest:

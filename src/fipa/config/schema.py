@@ -25,6 +25,7 @@ from fipa.config.lines import Path
 from fipa.config.sketch import SketchSpec, keys_of
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvaturePlan
+from fipa.errors import instead_of
 from fipa.federation.adaptive import AdaptiveSteps
 from fipa.federation.arm import GROUP, Arm
 from fipa.federation.control import StepControl
@@ -352,8 +353,9 @@ class Experiment(Strict):
         if self.warmup is not None and self.warmup.name in names:
             yield ("warmup", "name"), f"an arm is called {self.warmup.name!r}, too"
         for key in ("control", "reference"):
-            if getattr(self, key) is not None and getattr(self, key) not in names:
-                yield (key,), f"{key} = {getattr(self, key)!r} is no arm; there are {', '.join(map(repr, names))}"
+            name = getattr(self, key)
+            if name is not None and name not in names:
+                yield (key,), f"there is no arm {name!r}: {instead_of(name, names)}"
 
     def factory(self) -> Callable[[int], Problem]:
         """Makes the problem of a seed; can be sent to other processes."""

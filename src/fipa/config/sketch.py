@@ -14,6 +14,7 @@ from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
+from fipa.errors import instead_of
 from fipa.federation.adaptive import AdaptiveRank
 
 WAYS = ("rank", "threshold", "trace_share", "adaptive")
@@ -86,7 +87,7 @@ class SketchSpec(Strict):
         passes = eigen if set(takes) <= set(eigen) else takes
         odd = [key for key in said if key not in takes and key not in passes]
         if odd:
-            instead = f"; it takes {', '.join(takes)}" if takes else ""
+            instead = f": {instead_of(odd[0], takes)}" if takes else ""
             raise ValueError(f"{rule} takes no sketch.{', '.join(odd)}{instead}")
         if needs is None:
             return None

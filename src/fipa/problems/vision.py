@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fipa.clients.client import Client
 from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Partition, histogram, load
 from fipa.data.images import Normalise
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 from fipa.federation.problem import Problem, Shares
 from fipa.kernels.small_cnn import classifier
 from fipa.models import ResNet, cnn
@@ -166,7 +166,7 @@ def _model(
 ) -> nn.Module:
     if isinstance(wanted, str):
         if wanted not in MODELS:
-            raise FipaError(f"there is no model {wanted!r}; there are {', '.join(MODELS)}, or give its layers")
+            raise FipaError(f"there is no model {wanted!r}: {instead_of(wanted, MODELS)}, or give its layers")
         wanted = MODELS[wanted]
     channels, height, width = data.shape
     if isinstance(wanted, ConvNet):
