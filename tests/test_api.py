@@ -134,12 +134,12 @@ def test_a_shipped_experiment_and_a_file_are_what_the_command_makes_of_them(tmp_
 @pytest.mark.parametrize(
     ("key", "rule", "remedy"),
     [
-        ("rule", lambda cohort, state: None, "fipa.Federation"),
-        ("inner", fipa.Sketch, "fipa.Federation"),
+        ("rule", lambda cohort, state: None, "fipa.register_rule"),
+        ("inner", fipa.Sketch, "fipa.register_rule"),
         ("local", type("Mine", (fipa.SGD,), {})(lr=0.1, steps=1), "fipa.register_local_rule"),
     ],
 )
-def test_rules_without_a_name_say_where_they_run(key: str, rule: Any, remedy: str) -> None:
+def test_rules_without_a_name_say_how_to_give_them_one(key: str, rule: Any, remedy: str) -> None:
     with pytest.raises(fipa.FipaError, match=f"^{key} = .*this one has none: .*{remedy}"):
         fipa.run(problem, rounds=1, quiet=True, arms={"A": {"rule": fipa.FedAvg(), key: rule}})
 

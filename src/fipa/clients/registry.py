@@ -29,7 +29,7 @@ LOCAL_RULES: dict[str, type[LocalRule]] = {
 def register(name: str, kind: type[LocalRule]) -> None:
     """Make a rule of your own known by a name: in every process that trains with it, server and clients alike.
 
-    Messages can then carry it. Experiments in TOML know what was registered before `fipa.config` is first imported.
+    Messages can then carry it, and experiments name it: see `fipa.register_rule` for where to call this.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def encode_rule(rule: LocalRule) -> dict[str, Any]:
     name = next((name for name, kind in LOCAL_RULES.items() if kind is type(rule)), None)
     if name is None:
         kind = type(rule).__name__
-        raise FipaError(f"the local rule {kind} has no name: call fipa.clients.registry.register(name, {kind}) first")
+        raise FipaError(f"the local rule {kind} has no name: call fipa.register_local_rule(name, {kind}) first")
     fields = dataclasses.fields(rule)  # type: ignore[arg-type]
     return {"name": name} | {field.name: _plain(name, field.name, getattr(rule, field.name)) for field in fields}
 

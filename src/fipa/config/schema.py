@@ -16,11 +16,12 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.private_shared import PrivateSharedFIPA
+from fipa.aggregation.registry import RULES
 from fipa.aggregation.rule import needs_of
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gradient import FullGradient
 from fipa.clients.registry import LOCAL_RULES
-from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
+from fipa.config.kinds import LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
 from fipa.config.sketch import SketchSpec, keys_of
 from fipa.curvature.sketch import Sketch
@@ -33,6 +34,7 @@ from fipa.federation.participation import Faults, Participation
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
 from fipa.federation.trust import TrustRegion
+from fipa.problems.files import registered
 from fipa.problems.registry import PROBLEMS
 
 
@@ -306,6 +308,8 @@ class Experiment(Strict):
         The arm whose parameters others are compared with, round by round.
     figure
         Layout of the figures.
+    files
+        Python files that are run first: they register rules of your own, which the experiment then names.
     problem
         What is to be solved: a table with its `name` and settings.
     engine
@@ -325,6 +329,7 @@ class Experiment(Strict):
     figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "pde1d", "pde2d", "refine", "ablation", "generic"] = (
         "generic"
     )
+    files: tuple[str, ...] = ()
     problem: ProblemSpec
     engine: EngineSpec = EngineSpec()
     warmup: WarmupSpec | None = None
@@ -357,9 +362,11 @@ class Experiment(Strict):
             if name is not None and name not in names:
                 yield (key,), f"there is no arm {name!r}: {instead_of(name, names)}"
 
-    def factory(self) -> Callable[[int], Problem]:
-        """Makes the problem of a seed; can be sent to other processes."""
-        return partial(PROBLEMS[self.problem.name], **settings_of(self.problem))
+    def factory(self, given: Callable[[int], Problem] | None = None) -> Callable[[int], Problem]:
+        """Makes the problem of a seed, or leaves that to what is given; can be sent to other processes."""
+        make = given or partial(PROBLEMS[self.problem.name], **settings_of(self.problem))
+        own = (*self.files, *((self.problem.file,) if self.problem.name == "python" else ()))
+        return partial(_made, own, make) if own else make
 
     def build(self, least_squares: bool) -> list[Arm]:
         """The arms as the engine takes them; those that do not say otherwise start where the warm-up ends."""
@@ -375,6 +382,13 @@ class Experiment(Strict):
         if self.warmup is None:
             return None
         return dataclasses.replace(self.warmup.build(0, self.engine.group, least_squares), remembers=True)
+
+
+def _made(files: tuple[str, ...], make: Callable[[int], Problem], seed: int) -> Problem:
+    """The problem of a seed, where the user's own files have run before."""
+    for file in files:
+        registered(file)
+    return make(seed)
 
 
 def resolved(experiment: Experiment, least_squares: bool) -> Experiment:
