@@ -33,7 +33,7 @@ class Axis:
 BYTES = {
     "uplink": Axis("uplink", "uplink of all clients, MiB, log scale", ("uplink_bytes",), MIB, log=True),
     "traffic": Axis(
-        "all traffic",
+        "uplink + downlink",
         "uplink and downlink of all clients, MiB, log scale",
         ("uplink_bytes", "downlink_bytes"),
         MIB,
