@@ -84,7 +84,7 @@ def test_axis_buttons_change_the_data_and_the_title(opened):
     ]  # a loss opens with rounds
     seconds, rounds = ("seconds", "seconds", "seconds", 0, 9), ("rounds", "rounds", "communication round", 0, 30)
     uplink = ("uplink", "uplink", "uplink of all clients, MiB, log scale", 6, 180)
-    traffic = ("traffic", "uplink + downlink", "uplink and downlink of all clients, MiB, log scale", 6.5, 195)
+    traffic = ("traffic", "uplink + downlink", "up + down of all clients, MiB, log scale", 6.5, 195)
     for name, button, title, first, last in (seconds, uplink, traffic, rounds):
         opened.click(f"[data-axis={name}]")
         assert opened.axis("metric", "xaxis") == (title, "log" if name in ("uplink", "traffic") else "linear")

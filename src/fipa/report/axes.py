@@ -34,7 +34,7 @@ BYTES = {
     "uplink": Axis("uplink", "uplink of all clients, MiB, log scale", ("uplink_bytes",), MIB, log=True),
     "traffic": Axis(
         "uplink + downlink",
-        "uplink and downlink of all clients, MiB, log scale",
+        "up + down of all clients, MiB, log scale",  # as long as a phone has room for
         ("uplink_bytes", "downlink_bytes"),
         MIB,
         log=True,

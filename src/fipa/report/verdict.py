@@ -46,7 +46,7 @@ def facts(results: Results) -> list[str]:
         told[1] += f" after a warm-up of {_span(start)}"
     best, control = _best(results, summaries), next((s for s in summaries if s.arm == results["control"]), None)
     if best is not None and control is not None and best is not control and (sent := traffic(best, control)):
-        told.append(f"{best.arm}: {sent}")
+        told.append(f"{best.arm} {sent}")
     gone = sum(s.diverged > 0 for s in summaries)
     return [*told, *([f"{gone} of {len(summaries)} arms diverged"] if gone else [])]
 

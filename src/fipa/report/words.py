@@ -152,7 +152,7 @@ def _winner(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
     else:
         sentences.append(_comparison(results, best, control))
         if bytes_told := traffic(best, control):
-            sentences.append(f"Bytes of all clients: {bytes_told}.")
+            sentences.append(f"{capitalised(bytes_told)}.")
     reference = next((s for s in summaries if s.arm == results["reference"] and s is not best), None)
     if reference is not None:
         sentences.append(f"The reference {reference.arm}, which is not compared, ends at {_final(results, reference)}.")
@@ -168,8 +168,8 @@ def traffic(arm: ArmSummary, control: ArmSummary) -> str:
     ):
         if other > 0 and not math.isnan(own):
             times = number(own / other)
-            told.append(f"{way} as the control" if times == "1" else f"{way} {times} times the control's")
-    return ", ".join(told)
+            told.append(f"the same {way}" if times == "1" else f"{times} times the {way}")
+    return f"against the control: {', '.join(told)}" if told else ""
 
 
 def _final(results: Results, summary: ArmSummary) -> str:
