@@ -85,7 +85,7 @@ def begin(
 
 
 def refresh(directory: Path) -> None:
-    """Write the results of a run anew: one that was killed has not written them."""
+    """Write the results of a run again: one that was killed has not written them."""
     if (directory / "run.json").exists():
         job = Run.open(directory)
         if job.experiment.problem.name != "given":  # that cannot be made again

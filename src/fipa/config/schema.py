@@ -52,7 +52,7 @@ class StageSpec(Strict):
     local
         What clients do: a table with its `name` and settings.
     sketch
-        What clients tell about their curvature.
+        What clients report about their curvature.
     step_control
         Let the clients' loss decide on damping or step. On by default for FIPA's rules on least squares.
     trust_region
@@ -100,7 +100,7 @@ class ArmSpec(StageSpec):
     params
         Names or patterns of the parameters that are trained, sketched and sent; all by default.
     average
-        The mean of the last so many models is evaluated beside the last one; 0 for none.
+        Number of last models whose mean is evaluated, too; 0 for none.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -213,7 +213,7 @@ def _check_private(stage: StageSpec, arm: ArmSpec) -> None:
         name = "step_control" if stage.step_control else "trust_region"
         raise ValueError(f"a private rule takes no {name}: it uses the clients' losses, which have no noise")
     if LOCAL_RULES[local.name].tells:
-        raise ValueError(f"a private rule takes no {local.name} clients: what they tell the server has no noise")
+        raise ValueError(f"a private rule takes no {local.name} clients: what they send to the server has no noise")
     if arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late):
         raise ValueError(
             "a private rule weighs all clients alike, and each has the same chance to take part: no weighted "
@@ -277,7 +277,7 @@ class EngineSpec(Strict):
     Attributes
     ----------
     workers
-        Processes that clients are shared out to.
+        Number of processes that share the clients.
     threads
         Threads of each process.
     group

@@ -1,4 +1,4 @@
-"""The `sketch` table: what clients tell about their curvature."""
+"""The `sketch` table: what clients report about their curvature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK = (*WAYS, "max_rank")  # what a plan calls its rank
 
 
 class SketchSpec(Strict):
-    """What clients tell about their curvature; at most one of rank, threshold, trace_share and adaptive.
+    """What clients report about their curvature; at most one of rank, threshold, trace_share and adaptive.
 
     Which of the settings apply is up to the plan that the rule needs: those that are fields of it.
 
@@ -49,9 +49,9 @@ class SketchSpec(Strict):
     iterations
         Passes of the iteration: the more, the more exact.
     max_examples
-        Use at most so many examples, drawn at random.
+        Use at most this many examples, drawn at random.
     sampled_labels
-        Labels that are drawn per example instead of summing over all classes.
+        Number of labels that are sampled per example instead of summing over all classes.
     """
 
     rank: Annotated[int, Field(ge=1)] | Literal["full"] | None = None

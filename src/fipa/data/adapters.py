@@ -43,7 +43,7 @@ def from_torch(
     classes
         Names; those in `train.classes` by default, or else "class 0" and so on.
     mean, std
-        Of each channel in [0, 1]; computed from the training images by default.
+        Mean and standard deviation of each channel in [0, 1]; computed from the training images by default.
     """
     for part, examples in (("train", train), ("test", test)):
         if not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):

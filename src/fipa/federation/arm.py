@@ -32,7 +32,7 @@ class Arm:
     params
         Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
     average
-        The mean of the last so many models is evaluated beside the last one; 0 for none.
+        Number of last models whose mean is evaluated, too; 0 for none.
     remembers
         Whether the last update of every client is kept, for a rule that remembers clients and comes later.
     """

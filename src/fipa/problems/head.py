@@ -1,4 +1,4 @@
-"""The head of a frozen network (paper Table 2): clients with unlike classes train one linear layer on its features."""
+"""The head of a frozen network (paper Table 2): clients train one linear layer on its features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image classification (paper Tables 1 and 2): clients with unlike classes train one network."""
+"""Image classification (paper Tables 1 and 2): clients with different classes train one network."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def images(
     params
         Which parameters are trained, by name or pattern; all by default.
     test_samples
-        The first so many test images only.
+        Use only this many of the test images, from the first on.
     """
     return split(
         load(dataset), seed, model=model, clients=clients, samples=samples, partition=partition, augment=augment,
