@@ -65,6 +65,8 @@ def kind_of(hint: Any) -> str:
         return "list of " + re.sub(r"number|text|table|list", r"\g<0>s", kind_of(arguments[0]), count=1)
     if origin is dict:
         return "table"
+    if hint is Any:  # a rule, a local rule or a problem, which `fipa.config.kinds` reads
+        return "table, told apart by `name`"
     if hint in PLAIN:
         return PLAIN[hint]
     return f"[table](#{SECTIONS.get(hint.__name__, hint.__name__.lower())})" if inspect.isclass(hint) else "table"

@@ -5,8 +5,8 @@
 # `fipa.flower.FIPA()`. The same app then runs in one process, in Flower's simulation and on a real SuperLink, with the
 # same numbers. You need `pip install 'fipa[flower]' 'flwr[simulation]'`.
 #
-# The title of each block is the file that it belongs to. The app is the folder `digits`; `compare.py` stands beside it,
-# and its blocks follow each other. [The whole app](../../examples/flower-digits) is among the examples.
+# The title of each block is the file that it belongs to. The app is the folder `digits`. `compare.py` is a script next
+# to it, shown in several blocks. [The whole app](../../examples/flower-digits) is among the examples.
 #
 # ## Model, data and training
 #
