@@ -69,6 +69,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(10_000)  # traces of models are many small objects, few of them garbage
 
 
+@pytest.fixture(autouse=True)
+def _names_as_before() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    registries = importlib.import_module("fipa.problems.files").REGISTRIES
+    before = [dict(known) for known in registries]
+    yield
+    for known, names in zip(registries, before, strict=True):
+        known.clear()
+        known.update(names)
+
+
 @pytest.hookimpl(trylast=True)  # when its fixtures are gone
 def pytest_runtest_teardown() -> None:
     """So does what a test has imported or cached, if it has looked for garbage: the next one would look at it again.

@@ -72,9 +72,9 @@ def test_numbers_are_arrays(done: fipa.Results) -> None:
 
 
 def test_what_is_not_there_is_named(done: fipa.Results) -> None:
-    with pytest.raises(fipa.FipaError, match="no arm 'C'; there is 'A', 'B'"):
+    with pytest.raises(fipa.FipaError, match="no arm 'C': choose one of A, B"):
         done.metric("C")
-    with pytest.raises(fipa.FipaError, match="no series 'accuracy'; there are metric, averaged_metric"):
+    with pytest.raises(fipa.FipaError, match="no series 'accuracy': choose one of metric, averaged_metric"):
         done.series("accuracy", "A")
     with pytest.raises(fipa.FipaError, match="no arm 'A' on seed 4"):
         done.theta("A", 4)
@@ -134,12 +134,12 @@ def test_a_shipped_experiment_and_a_file_are_what_the_command_makes_of_them(tmp_
 @pytest.mark.parametrize(
     ("key", "rule", "remedy"),
     [
-        ("rule", lambda cohort, state: None, "fipa.Federation"),
-        ("inner", fipa.Sketch, "fipa.Federation"),
+        ("rule", lambda cohort, state: None, "fipa.register_rule"),
+        ("inner", fipa.Sketch, "fipa.register_rule"),
         ("local", type("Mine", (fipa.SGD,), {})(lr=0.1, steps=1), "fipa.register_local_rule"),
     ],
 )
-def test_rules_without_a_name_say_where_they_run(key: str, rule: Any, remedy: str) -> None:
+def test_rules_without_a_name_say_how_to_give_them_one(key: str, rule: Any, remedy: str) -> None:
     with pytest.raises(fipa.FipaError, match=f"^{key} = .*this one has none: .*{remedy}"):
         fipa.run(problem, rounds=1, quiet=True, arms={"A": {"rule": fipa.FedAvg(), key: rule}})
 
@@ -174,7 +174,7 @@ def test_workers_take_problems_that_can_be_sent(tmp_path: Path) -> None:
         ("no-such", {}, "there is no experiment 'no-such'"),
         (3, {}, "takes a name, a path, a fipa.Problem or a function of the seed, not 3"),
         (lambda seed: 3, {}, "must return a fipa.Problem for a seed, got int"),
-        (problem, {"arms": ["FedAvg", "X"]}, "'X': there is 'FedAvg', 'FIPA'"),
+        (problem, {"arms": ["FedAvg", "X"]}, "no arm 'X': choose one of FedAvg, FIPA"),
         (problem, {"arms": {"a": {"rule": fipa.FedAvg()}}}, r"fipa.run: arms.* needs a rule and a local rule"),
         (problem, {"arms": {"a": {"rule": fipa.FedAvg(), "local": LOCAL, "rund": 1}}}, "rund"),
         (problem, {"set": ["bogus=1"]}, "--set bogus=1: bogus: unknown key"),

@@ -177,7 +177,8 @@ def test_leaving_out_the_control_leaves_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--arm", "C"], "--arm 'C': there is 'A', 'B'"),
+        (["--arm", "C"], "there is no arm 'C': choose one of A, B"),
+        (["--arm", "b"], "there is no arm 'b': did you mean 'B'? Choose one of A, B"),
         (["--seeds", "x"], "--seeds x: write numbers and ranges"),
         (["--seeds", "0,,1"], "--seeds 0,,1"),
         (["--seeds", "-1"], "--seeds -1"),
@@ -223,7 +224,7 @@ def test_square_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
     assert "A [paper] [/], seed 0: finished" in done.out
     assert sum("A [paper] [/]" in line for line in done.out.splitlines()) == 2  # log and table
     assert str(tmp_path / "[run]" / "report.html") in done.out
-    assert "--arm 'x[bold]'" in fipa("run", write(tmp_path, text), "--arm", "x[bold]").err
+    assert "no arm 'x[bold]'" in fipa("run", write(tmp_path, text), "--arm", "x[bold]").err
 
 
 def test_a_setting_of_the_defaults_can_be_changed_for_one_arm(tmp_path: Path) -> None:

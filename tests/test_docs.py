@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fipa
+from fipa.config.load import validate
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,7 +53,7 @@ def test_readme_snippet_learns():
 
 
 def test_guide_snippets_run():
-    head, buffers, residuals, additive, state, own, _ = blocks("docs/how-to/guide.md")
+    head, buffers, residuals, additive, state, own, named, _ = blocks("docs/how-to/guide.md")
     model = nn.Sequential()
     model.add_module("body", nn.Linear(8, 16))
     model.add_module("head", nn.Linear(16, 4))
@@ -91,8 +92,12 @@ def test_guide_snippets_run():
 
     names = {"fipa": fipa}
     exec(own, names)
+    exec(named, names)
     updates = [fipa.ClientUpdate(torch.full((2,), float(v)), 1) for v in (1, 2, 90)]
     assert fipa.aggregate(torch.zeros(2), updates, names["coordinate_median"]).theta.tolist() == [2.0, 2.0]
+    named_arm = {"rule": {"name": "trimmed-mean", "trim": 1}, "local": {"name": "sgd", "lr": 0.1, "steps": 1}}
+    (arm,) = validate({"problem": {"name": "sine"}, "arms": [{"name": "A"} | named_arm]}).build(True)
+    assert fipa.aggregate(torch.zeros(2), updates, arm.stages[0].rule).theta.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.long

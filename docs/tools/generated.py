@@ -65,6 +65,8 @@ def kind_of(hint: Any) -> str:
         return "list of " + re.sub(r"number|text|table|list", r"\g<0>s", kind_of(arguments[0]), count=1)
     if origin is dict:
         return "table"
+    if hint is Any:  # a rule, a local rule or a problem, which `fipa.config.kinds` reads
+        return "table, told apart by `name`"
     if hint in PLAIN:
         return PLAIN[hint]
     return f"[table](#{SECTIONS.get(hint.__name__, hint.__name__.lower())})" if inspect.isclass(hint) else "table"
@@ -128,16 +130,13 @@ def _fields(model: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def kinds(key: str) -> str:
     """All rules, local rules or problems: a heading for each, what it does, and its settings."""
-    from fipa.clients.registry import LOCAL_RULES
-    from fipa.config.kinds import RULES, SPECS
-    from fipa.problems.registry import PROBLEMS
+    from fipa.config.kinds import MAKERS, specs
 
-    makers: dict[str, Any] = {"rule": RULES, "local": LOCAL_RULES, "problem": PROBLEMS}[key]
     parts = []
-    for name, model in SPECS[key].items():
+    for name, model in specs(key).items():
         if name == "given":  # a problem that was made in Python: no file can name it
             continue
-        maker = makers[name]
+        maker = MAKERS[key][name]
         parts.append(f"#### `{name}`\n\n{first_sentence(maker)}\n")
         if len(model.model_fields) > 1:
             parts.append(keys(model, maker, skip=("name",)))

@@ -4,8 +4,8 @@ A tutorial is a Python file in docs/tutorials in the "percent" format that edito
 text and code as they stand there, and below each cell what running it has printed and drawn. Cells:
 
     # %% [markdown]    text, as comments
-    # %%               code
-    # %% [file] NAME   the source of a file of the repository
+    # %% TITLE         code; the title, if there is one, is the file that the reader puts it into
+    # %% [file] NAME   the source of a file of the repository; its title is the path within its example
     # %% [shell]       a command, as comments that begin with "$"; what it prints is in the lines after it
 
 A shell cell is not run here: its output is compared with that of the cell before it by a test that does run it.
@@ -97,14 +97,16 @@ def page(name: str, results: list[tuple[Cell, str, list[str]]]) -> str:
             parts.append(cell.text)
         elif cell.kind == "file":
             source = (ROOT / cell.label).read_text("utf-8").rstrip()
-            parts.append(f'```{Path(cell.label).suffix[1:]} title="{Path(cell.label).name}"\n{source}\n```')
+            within, kind = "/".join(Path(cell.label).parts[2:]), Path(cell.label).suffix[1:]
+            parts.append(f'```{kind} title="{within}"\n{source}\n```')
         elif cell.kind == "shell":
             commands = [line[2:] for line in cell.text.splitlines() if line.startswith("$ ")]
             output = [line for line in cell.text.splitlines() if not line.startswith("$ ")]
             parts.append("```sh\n" + "\n".join(commands) + "\n```")
             printed = "\n".join(output)
         else:
-            parts.append(f"```python\n{cell.text}\n```")
+            title = f' title="{cell.label}"' if cell.label else ""
+            parts.append(f"```python{title}\n{cell.text}\n```")
         if printed.strip():
             parts.append(f'<div class="output" markdown="1">\n\n```text\n{printed.rstrip()}\n```\n\n</div>')
         parts += [f"![figure]({file})" for file in drawn]

@@ -3,11 +3,14 @@
 #
 # This page takes a plain Flower app with FedAvg, gives its clients an *objective* and changes the strategy to
 # `fipa.flower.FIPA()`. The same app then runs in one process, in Flower's simulation and on a real SuperLink, with the
-# same numbers. It needs `pip install 'fipa[flower]' 'flwr[simulation]'`.
+# same numbers. You need `pip install 'fipa[flower]' 'flwr[simulation]'`.
+#
+# The title of each block is the file that it belongs to. The app is the folder `digits`. `compare.py` is a script next
+# to it, shown in several blocks. [The whole app](../../examples/flower-digits) is among the examples.
 #
 # ## Model, data and training
 #
-# Nothing in this file knows of federations. The images come with fipa. Each client has few classes.
+# Nothing in this file knows about federated learning. The images come with fipa. Each client has few classes.
 
 # %% [file] examples/flower-digits/digits/task.py
 
@@ -17,7 +20,7 @@
 # A client that trains, and Flower's own strategy. `LocalGrid` runs an app in this process, without Ray or a SuperLink:
 # it is made for trying things out.
 
-# %%
+# %% compare.py
 import logging
 
 import torch
@@ -71,7 +74,7 @@ print("FedAvg by round:", [round(value) for value in before])
 # basis](../shared-basis.md): clients send gradients and a small matrix instead of models, and the server remembers what
 # each of them said. There is no learning rate to choose.
 
-# %%
+# %% compare.py
 from digits import client_app
 from fipa.flower import FIPA
 
@@ -80,7 +83,7 @@ result = strategy.start(LocalGrid(client_app.app, 4), first_model(), num_rounds=
 after = [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()]
 print("FIPA by round:  ", [round(value) for value in after])
 
-# %%
+# %% compare.py
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(figsize=(6, 3))
@@ -92,7 +95,7 @@ axes.legend()
 # %% [markdown]
 # FIPA starts more slowly, because its basis is still small, and then passes FedAvg. Every round tells what it cost:
 
-# %%
+# %% compare.py
 for k in (1, 5, 10):
     seen = result.train_metrics_clientapp[k]
     print(f"round {k:2}: loss {seen['loss']:.2f}, trips {seen['trips']:.0f}, ", end="")
@@ -108,24 +111,26 @@ print(f"FIPA: {up:.0f} KiB up, {down:.0f} KiB down; FedAvg: {10 * 4 * size:.0f} 
 #
 # ## In Flower's simulation
 #
-# The app is a folder with a `pyproject.toml` and this `server_app.py`:
+# Two more files make this a Flower app: the server, and a `pyproject.toml` that names both parts.
 
 # %% [file] examples/flower-digits/digits/server_app.py
 
+# %% [file] examples/flower-digits/pyproject.toml
+
 # %% [markdown]
-# Get [the whole app](../../examples/flower-digits), and run it in its folder:
+# Run it in the folder of `pyproject.toml`:
 
 # %% [shell]
 # $ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # $ flwr run . local --stream --federation-config 'num-supernodes=4 client-resources-num-cpus=1'
 
 # %% [markdown]
-# The last lines of the log are the accuracies that you have seen above.
+# The log ends with the accuracies from above.
 #
 # ## On a real SuperLink
 #
-# Start a SuperLink and two SuperNodes, each in a terminal of its own or on a machine of its own. `--insecure` is for a
-# first try on one machine; `fipa deploy-demo` does the same with TLS and keys for the nodes.
+# Start a SuperLink and two SuperNodes, each in its own terminal or on its own machine. `--insecure` is for a first try
+# on one machine; `fipa deploy-demo` does the same with TLS and keys for the nodes.
 
 # %% [shell]
 # $ flower-superlink --insecure --host 127.0.0.1 --port 8731 --disable-runtime-dependency-installation
@@ -133,32 +138,32 @@ print(f"FIPA: {up:.0f} KiB up, {down:.0f} KiB down; FedAvg: {10 * 4 * size:.0f} 
 # $ flower-supernode --insecure --superlink 127.0.0.1:8731 --port 9742 --node-config 'partition-id=1 num-partitions=2'
 
 # %% [markdown]
-# Name the SuperLink in Flower's configuration, `~/.flwr/config.toml`:
+# Name the SuperLink in Flower's configuration:
 #
-# ```toml
+# ```toml title="~/.flwr/config.toml"
 # [superlink.mine]
 # address = "127.0.0.1:8731"
 # insecure = true
 # ```
 #
-# Then submit the app to it. A SuperNode starts a process for every message, which takes it a few seconds, so try two
-# rounds first:
+# Then submit the app. A SuperNode starts a process for every message, which takes a few seconds, so try two rounds
+# first:
 
 # %% [shell]
 # $ flwr run . mine --stream --run-config 'nodes=2 rounds=2'
 
 # %% [markdown]
-# In one process the same two rounds are
+# The same two rounds in one process:
 
-# %%
+# %% compare.py
 from digits import server_app
 
 config = {"strategy": "fipa", "nodes": 2, "rounds": 2}
 server_app.app(LocalGrid(client_app.app, 2, run_config=config), Context(1, 1, {}, RecordDict(), config))
 
 # %% [markdown]
-# and these are the last lines of the log on the SuperLink, too. Rounds survive the death of nodes, and with
-# `FIPA(checkpoint="state/run.pt")` that of the server.
+# The log on the SuperLink ends with the same lines. Rounds survive the death of nodes and, with
+# `FIPA(checkpoint="state/run.pt")`, that of the server.
 #
 # ## Where to go from here
 #

@@ -1,14 +1,13 @@
 # %% [markdown]
-# # Ten hospitals with unlike cases
+# # Ten hospitals with different cases
 #
-# Ten hospitals want one model. Each sees other cases than the next, none may show its data, and none wants to learn
-# from a server that makes things worse. This page shows two things for such *silos*, where all clients take part in
-# every round:
+# Ten hospitals want one model. Each sees different cases, none may show its data, and none wants to learn from a server
+# that makes things worse. This page shows two things for such *silos*, where all clients take part in every round:
 #
 # 1. **Step control**: the hospitals' own loss decides whether a step is taken.
-# 2. **Secure sums**: the server sees sums over all hospitals, and nothing of a single one.
+# 2. **Secure sums**: the server sees sums over all hospitals, and nothing from a single one.
 #
-# The data are digits that come with the package, instead of cases. It needs `pip install 'fipa[flower]'`.
+# Instead of medical cases we use the digits that come with the package. You need `pip install 'fipa[flower]'`.
 
 # %%
 import logging
@@ -137,8 +136,8 @@ axes.legend(fontsize=7)
 
 # %% [markdown]
 # Masks cost speed. In the open, the basis grows by the gradients of all hospitals; under masks it grows by a few sums
-# of them. `signs` is the number of extra sums with random signs. More of them are faster and tell more: with `signs=0`
-# the server learns the mean gradient and no more than that. [What that means in
+# of them. `signs` is the number of extra sums with random signs. More of them are faster and reveal more: with
+# `signs=0` the server learns the mean gradient and nothing else. [What that means in
 # numbers](../shared-basis.md#under-masks).
 #
 # ## What is protected, and what is not
@@ -146,6 +145,6 @@ axes.legend(fontsize=7)
 # - The server learns sums over all hospitals, who took part, and the total number of examples.
 # - Up to `threshold - 1` hospitals may collude with it. Hospitals may leave in the middle of a round: the sum is then
 #   that of the others.
-# - A *hostile* server that invents clients is not covered; nor does a sum hide everything about its parts. [Secure
+# - A *hostile* server that invents clients is not covered, and a sum does not hide everything about its parts. [Secure
 #   sums](../how-to/secure-sums.md) has the protocol and its limits, and [differential privacy](../how-to/privacy.md)
 #   is the remedy for the second.

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # FIPA in your own PyTorch loop
 #
-# You have a model, a training function and clients whose data differ. This page replaces the server's average by FIPA.
-# It needs `pip install fipa`, matplotlib for the figure at the end, and runs in seconds.
+# You have a model, a training function and clients whose data differ. This page replaces the server's average with
+# FIPA. You need `pip install fipa`, and matplotlib for the figure at the end. It runs in seconds.
 #
 # ## The data
 #
-# Handwritten digits of 8 x 8 pixels come with the package. Ten clients get them, and each has few classes: that is what
-# makes plain averaging slow.
+# Handwritten digits of 8 x 8 pixels come with the package. They are split between ten clients, and each has only a few
+# classes: that is what makes plain averaging slow.
 
 # %%
 import torch
@@ -56,7 +56,7 @@ def accuracy(model):
 # %% [markdown]
 # ## A round
 #
-# Three lines are not FedAvg's: each client makes a **sketch** of its curvature *at the parameters that the server
+# Three lines differ from FedAvg: each client makes a **sketch** of its curvature *at the parameters that the server
 # sent*, it sends the sketch along with its update, and the server's rule uses both.
 
 
@@ -112,8 +112,8 @@ axes.legend()
 # %% [markdown]
 # ## What the server can tell you
 #
-# `result.diagnostics` describes the step. A share is a client's part of it; a negative one belongs to a client that
-# was overruled.
+# `result.diagnostics` describes the step. A share is a client's part of it; a client with a negative share was
+# overruled.
 
 # %%
 seen = result.diagnostics
@@ -137,7 +137,7 @@ for rank in (5, fipa.TraceShare(0.6, max_rank=20)):
     print(f"{rank}: {curve[-1]:.1f} %, mean rank {ranks:.0f} in the last round, about {sent:.1f} MiB")
 
 # %% [markdown]
-# If bytes matter, [a shared basis](../shared-basis.md) has the accuracy of full sketches for an uplink near FedAvg's.
+# If bytes matter, [a shared basis](../shared-basis.md) is as accurate as full sketches, with an uplink near FedAvg's.
 # It needs clients that remember things between rounds, so it comes with the engine: see [your Flower app](flower.md).
 #
 # ## Where to go from here

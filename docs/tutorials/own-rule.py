@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A problem and a rule of your own
 #
-# A problem is a function, and a rule is a small class. A rule works in `fipa.aggregate`, in a `fipa.Federation` and
-# on Flower; TOML files of `fipa run` name rules, and know ours only. It needs `pip install 'fipa[cli]'`.
+# A problem is a function, and a rule is a small class. A rule works in `fipa.aggregate`, in a `fipa.Federation`, on
+# Flower and, once it has a name, in the experiments of `fipa run`. You need `pip install 'fipa[cli]'`.
 #
 # ## A problem
 #
@@ -107,6 +107,55 @@ for broken in (False, True):
 # The broken station no longer counts, and nothing is lost where all are fine. This is a tutorial and no defence: a
 # client that lies cleverly can also lie about its curvature. [What one hostile client can
 # do](../shared-basis.md#what-one-hostile-client-can-do) is measured for a shared basis.
+#
+# ## The rule in experiments
+#
+# An experiment runs many arms and seeds, can be resumed, and ends in a report. It knows rules by name, so give yours
+# one:
+
+# %%
+fipa.register_rule("without-outliers", WithoutOutliers)
+clients = {"local": {"name": "gauss-newton", "damping": 1e-3}, "sketch": {"rank": 12}}
+results = fipa.run(
+    lambda seed: problem(seed, broken=True),
+    arms={
+        "FIPA": {"rule": {"name": "fipa", "damping": 1e-3}, "step_control": False, **clients},
+        "my rule": {"rule": {"name": "without-outliers", "factor": 8.0}, **clients},
+    },
+    rounds=12,
+    quiet=True,
+)
+for arm in results.arms:
+    print(f"{arm}: test MSE {results.metric(arm)[0, -1]:.1e}")
+
+# %% [markdown]
+# These are the numbers from above. On the command line, put the problem, the rule, `fipa.register_rule(...)` and a dict
+# `arms` like this one into `weather.py`:
+#
+# ```sh
+# fipa run weather.py --seeds 0-4 --workers 2
+# ```
+#
+# A TOML file lists the Python files whose rules it uses. Settings are the fields of the class, and are checked as those
+# of our own rules are:
+#
+# ```toml title="mine.toml"
+# base = "fit-sin2"
+# files = ["weather.py"]
+# control = "FIPA"
+#
+# [defaults]
+# local = { name = "gauss-newton", damping = 1e-3 }
+# sketch = { rank = 12 }
+#
+# [[arms]]
+# name = "FIPA"
+# rule = { name = "fipa", damping = 1e-3 }
+#
+# [[arms]]
+# name = "my rule"
+# rule = { name = "without-outliers", factor = 4.0 }
+# ```
 #
 # ## The same rule elsewhere
 #

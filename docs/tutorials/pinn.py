@@ -1,9 +1,9 @@
 # %% [markdown]
 # # An equation whose domain is split
 #
-# A network that solves an equation is trained on the equation's residual at points of the domain (a PINN). Here two
-# sites have one half of the domain each. Their points stay where they are, and they train one network together. It
-# needs `pip install 'fipa[cli]'`.
+# A network that solves an equation is trained on the equation's residual at points of the domain (a PINN). Here, two
+# sites have one half of the domain each. Their points stay where they are, and they train one network together. You
+# need `pip install 'fipa[cli]'`.
 #
 # ## The equation
 #
@@ -38,8 +38,8 @@ for k, region in enumerate(regions):
 # %% [markdown]
 # ## The problem
 #
-# Each site draws its own points. The one at the left end knows the condition at 0, the other one that at 1; neither
-# knows anything of the other half.
+# Each site draws its own points. The site on the left knows the condition at 0, the other one the condition at 1.
+# Neither knows anything about the other half.
 
 
 # %%
@@ -88,7 +88,7 @@ right.legend(fontsize=7)
 
 # %% [markdown]
 # FedAvg could be tuned, and [the measured tables](../pde.md#results) do so: there FedAvg has the best of several
-# settings, and the lead at equal rounds is a factor of some thousands. What FIPA pays in are bytes:
+# settings, and the lead at equal rounds is a factor of some thousands. FIPA pays for it in bytes:
 
 # %%
 for arm in results.arms:
@@ -100,8 +100,8 @@ for arm in results.arms:
 #
 # ## Where to go from here
 #
-# - Networks have long bent valleys. `"step_control": {"acceleration": 0.75}` follows the bend, and pays off in long
-#   runs: [what is solved](../how-to/equations.md#what-is-solved).
+# - Networks have long, curved valleys. `"step_control": {"acceleration": 0.75}` follows the curve, and pays off in
+#   long runs: [what is solved](../how-to/equations.md#what-is-solved).
 # - Several dimensions, boxes, overlapping regions, time, unknown coefficients:
 #   [equations](../how-to/equations.md).
 # - Shipped equations: `fipa list`, then `fipa run pde-bratu` or `fipa run poisson-2d`.

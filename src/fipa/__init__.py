@@ -102,6 +102,7 @@ __all__ = [
     "random_test_matrix",
     "register_curvature",
     "register_local_rule",
+    "register_rule",
     "run",
     "sketch",
 ]
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from fipa.aggregation.lbfgs import LBFGS
     from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
     from fipa.aggregation.private_shared import PrivateSharedFIPA
+    from fipa.aggregation.registry import register as register_rule
     from fipa.aggregation.rule import Diagnostics, Result, Rule, Step, aggregate
     from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
     from fipa.aggregation.shared import ClientMemory, SharedFIPA
@@ -211,6 +213,7 @@ _NAMES = {
 _HOMES = {name: (module, name) for module, names in _NAMES.items() for name in names.split()} | {
     "register_curvature": ("curvature.registry", "register"),
     "register_local_rule": ("clients.registry", "register"),
+    "register_rule": ("aggregation.registry", "register"),
 }
 
 

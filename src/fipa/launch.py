@@ -10,7 +10,7 @@ from typing import Any
 
 from fipa.config.load import for_given_problem, load
 from fipa.config.schema import Experiment, dump, resolved
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 from fipa.federation.executor import ProblemFactory
 from fipa.runner import Run, fresh_directory, remove
 
@@ -44,7 +44,7 @@ def choose(
     known = [arm.name for arm in experiment.arms]
     unknown = [arm for arm in arms if arm not in known]
     if unknown:
-        raise FipaError(f"--arm {unknown[0]!r}: there is {', '.join(map(repr, known))}")
+        raise FipaError(f"there is no arm {unknown[0]!r}: {instead_of(unknown[0], known)}")
     left: dict[str, Any] = {"arms": tuple(arm for arm in experiment.arms if arm.name in arms)}
     left |= {key: None for key in ("control", "reference") if getattr(experiment, key) not in arms}
     return label, experiment.model_copy(update=left)
@@ -85,7 +85,7 @@ def begin(
 
 
 def refresh(directory: Path) -> None:
-    """Write the results of a run anew: one that was killed has not written them."""
+    """Write the results of a run again: one that was killed has not written them."""
     if (directory / "run.json").exists():
         job = Run.open(directory)
         if job.experiment.problem.name != "given":  # that cannot be made again

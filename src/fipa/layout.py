@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fipa.errors import LayoutError
+from fipa.errors import LayoutError, meant
 
 ParamSelection = str | Iterable[str] | None
 
@@ -138,7 +138,8 @@ def selected(names: Sequence[str], params: str | Iterable[str]) -> list[str]:
         raise LayoutError("params is empty: give names or patterns, or None for all that require a gradient")
     idle = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
     if idle:
-        raise LayoutError(f"params={_some(idle)} matches no parameter; there are {_some(list(names))}")
+        hint = f": {asked}" if (asked := meant(idle[0], names)) else ""
+        raise LayoutError(f"params={_some(idle)} matches no parameter; there are {_some(list(names))}{hint}")
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fipa.errors import FipaError, missing
+from fipa.errors import FipaError, instead_of, missing
 from fipa.federation.record import NUMBERS
 from fipa.report.data import after, summary
 from fipa.report.files import GAP, load_results
@@ -63,7 +63,7 @@ class Results:
         See `fipa.federation.record.RoundRecord` for their names. NaN where there is none.
         """
         if name not in NAMES:
-            raise FipaError(f"there is no series {name!r}; there are {', '.join(NAMES)}. For others see `content`")
+            raise FipaError(f"there is no series {name!r}: {instead_of(name, NAMES)}. For others see `content`")
         records = self._arm(arm)
         rows = [records.get(str(seed), {}).get(name) or [] for seed in self.seeds]
         longest = max(len(record["metric"]) for record in records.values())
@@ -93,7 +93,7 @@ class Results:
 
     def _arm(self, arm: str) -> dict[str, Any]:
         if arm not in self.content["arms"]:
-            raise FipaError(f"there is no arm {arm!r}; there is {', '.join(map(repr, self.arms))}")
+            raise FipaError(f"there is no arm {arm!r}: {instead_of(arm, self.arms)}")
         return self.content["arms"][arm]
 
     def _rows(self) -> Iterator[dict[str, Any]]:

@@ -68,7 +68,7 @@ class Run:
         cls, directory: Path, name: str, command: str, experiment: Experiment, given: ProblemFactory | None = None
     ) -> Run:
         """A run that is yet to start; a problem that cannot be built is found here, before anything is written."""
-        problem = (given or experiment.factory())(experiment.seeds[0])
+        problem = experiment.factory(given)(experiment.seeds[0])
         counts = [client.num_examples for client in problem.clients]
         for arm in (*experiment.arms, *([experiment.warmup] if experiment.warmup is not None else [])):
             arm.participation.select(counts[:1] if arm.centralised else counts, 0, 1)
@@ -78,7 +78,7 @@ class Run:
 
     def factory(self) -> ProblemFactory:
         """Makes the problem of a seed."""
-        return self.given or self.experiment.factory()
+        return self.experiment.factory(self.given)
 
     def start(self) -> None:
         """Write down what is to be run."""
@@ -102,17 +102,16 @@ class Run:
             raise FipaError(f"{path} is not a run of ours: it names no format") from error
         if found != FORMAT:
             raise FipaError(f"{path} has format {found!r}, this version reads {FORMAT!r}")
-        run = cls(directory, content["name"], content["command"], validate(content["config"], str(path)))
         for file, digest in content.get("sources", {}).items():
-            if run._sources().get(file) != digest:
+            if _digest(file) != digest:
                 raise FipaError(f"{file} has changed since this run began: put it back, or start a new run")
-        return run
+        return cls(directory, content["name"], content["command"], validate(content["config"], str(path)))
 
     def _sources(self) -> dict[str, str]:
         """What the run depends on besides its settings: the user's own files, by their digest."""
         named = [getattr(self.experiment.problem, key, None) for key in ("file", "backbone")]
-        files = [file for file in named if file is not None and Path(file).is_file()]
-        return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
+        digests = {file: _digest(file) for file in (*self.experiment.files, *named) if file is not None}
+        return {file: digest for file, digest in digests.items() if digest is not None}
 
     def folder(self, arm: str, seed: int) -> RunFolder:
         """Where an arm's rounds on a seed are kept."""
@@ -249,6 +248,10 @@ class Run:
     def write_results(self, problem: Problem | None = None) -> dict[str, Any]:
         """Put all that is on disk into results.json."""
         return write_results(self, problem or self.factory()(self.experiment.seeds[0]))
+
+
+def _digest(file: str) -> str | None:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else None
 
 
 def _divergence(last: State, error: Diverged) -> RoundRecord:

@@ -16,8 +16,8 @@ from torch import Tensor
 import fipa
 from aggregation.layouts import FORMS, RULES, formed, odd_address, padded, same_bits, transposed, updates_for
 from aggregation.strategies import tensors_in
+from fipa.aggregation.registry import RULES as REGISTERED
 from fipa.aggregation.rule import Step, aggregator
-from fipa.config.kinds import RULES as REGISTERED
 from fipa.linalg import aligned
 
 DTYPES = [torch.float32, torch.float64]

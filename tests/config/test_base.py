@@ -53,7 +53,7 @@ def test_single_arms_of_the_base_are_changed_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("[arms.Fedavg]\nrounds = 3", r"arms.Fedavg: the base has no such arm, but 'FedAvg', 'FedAvg, step 2'"),
+        ("[arms.Fedavg]\nrounds = 3", r"arms.Fedavg: the base has no such arm: did you mean 'FedAvg'"),
         ("[arms]\nFedAvg = 3", r"arms.FedAvg must be a table"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_base_may_have_a_base(tmp_path: Path) -> None:
 
 
 def test_an_unknown_base(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"base = 'digit' is none of the shipped experiments: .*digits"):
+    with pytest.raises(ConfigError, match=r"base: there is no experiment 'digit': did you mean 'digits'\?"):
         written(tmp_path, 'base = "digit"\n')
 
 
@@ -83,7 +83,7 @@ def test_an_unknown_base(tmp_path: Path) -> None:
         ('warmup.name="FedAvg"', "an arm is called 'FedAvg', too"),
         ("warmup.rounds=0", "warmup.rounds"),
         ("arms.FedAvg.start=-1", "start"),
-        ('problem.partition.name="dirichelt"', "'balanced-dirichlet', 'dirichlet'"),
+        ('problem.partition.name="dirichelt"', "did you mean 'dirichlet'"),
         ('problem.partition.name="iid"', "partition.iid.alpha"),
         ("problem.partition.alhpa=1", "alhpa"),
         ("problem.augment={crop=2, flop=true}", "flop"),

@@ -11,7 +11,9 @@ from tiny import ONE_ARM, write
 
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import FIPA
-from fipa.config.kinds import LOCAL_RULES, RULES, SPECS
+from fipa.aggregation.registry import RULES
+from fipa.clients.registry import LOCAL_RULES
+from fipa.config.kinds import specs
 from fipa.config.load import OWN_PROBLEM, load, names, tomllib, validate
 from fipa.config.schema import Experiment, dump, resolved
 from fipa.curvature.additive import AdditivePlan
@@ -192,11 +194,11 @@ def test_width_is_of_the_additive_rule() -> None:
         (
             "additive-fipa",
             "{ rank = 3, solver = 'exact' }",
-            "no sketch.rank, solver; it takes width, max_examples, ",
+            "no sketch.rank, solver: choose one of width, max_examples, ",
         ),
-        ("private-additive-fipa", "{ threshold = 0.1 }", "no sketch.threshold; it takes width"),
-        ("fipa", "{ width = 3 }", "fipa takes no sketch.width; it takes rank"),
-        ("diagonal-fisher", "{ width = 3 }", "no sketch.width; it takes max_examples, sampled_labels"),
+        ("private-additive-fipa", "{ threshold = 0.1 }", "no sketch.threshold: choose one of width"),
+        ("fipa", "{ width = 3 }", "fipa takes no sketch.width: choose one of rank"),
+        ("diagonal-fisher", "{ width = 3 }", "no sketch.width: choose one of max_examples, sampled_labels"),
         ("foof", "{ width = 3 }", "foof takes no sketch.width"),
         ("fedavg", "{ width = 3 }", "fedavg takes no sketch.width"),
     ],
@@ -233,7 +235,7 @@ def test_inner_decides_on_the_curvature() -> None:
 def test_schemas_have_every_setting_with_its_default(kind: str, makers: dict[str, type]) -> None:
     for name, maker in makers.items():
         fields = {f.name: f for f in dataclasses.fields(maker) if f.name != "inner"}
-        spec = SPECS[kind][name].model_fields
+        spec = specs(kind)[name].model_fields
         assert set(spec) == {"name", *fields}
         for key, field in fields.items():
             if field.default is not dataclasses.MISSING:

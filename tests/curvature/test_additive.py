@@ -249,8 +249,8 @@ def test_a_delta_of_other_shapes():
         ({"width": 0}, "width.*0"),
         ({"width": -1}, "width.*-1"),
         ({"num_examples": 0}, "examples.*0|0 examples"),
-        ({"loss": "hinge"}, "unknown loss"),
-        ({"route": "columns"}, "unknown route"),
+        ({"loss": "hinge"}, "there is no loss"),
+        ({"route": "columns"}, "there is no route"),
     ],
     ids=str,
 )

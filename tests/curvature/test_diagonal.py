@@ -42,7 +42,7 @@ def test_dtype():
 
 def test_what_is_refused():
     x = randn(5, 3)
-    with pytest.raises(SketchError, match="unknown loss"):
+    with pytest.raises(SketchError, match="there is no loss"):
         diagonal_fisher(make(mlp), x, "hinge")
     with pytest.raises(SketchError, match="empty"):
         diagonal_fisher(make(mlp), [])

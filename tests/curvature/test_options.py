@@ -47,7 +47,9 @@ def test_every_option_arrives(function: Callable[..., Any], model: nn.Module) ->
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_misspelt_options_are_refused_by_name(function: Callable[..., Any], model: nn.Module) -> None:
-    with pytest.raises(TypeError, match="'max_exmaples': options are params, max_examples"):
+    with pytest.raises(
+        TypeError, match=r"'max_exmaples': did you mean 'max_examples'\? Choose one of params, max_examples"
+    ):
         function(model, max_exmaples=10)
 
 

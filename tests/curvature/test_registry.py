@@ -209,7 +209,7 @@ def test_own_curvature_in_the_sketch_table_and_in_a_checkpoint(tmp_path: Path) -
     own = example()
     table = SketchSpec(max_examples=7)
     assert table.plan(own.LayerwisePlan, "layerwise") == own.LayerwisePlan(max_examples=7)
-    with pytest.raises(ValueError, match=r"layerwise takes no sketch.width; it takes max_examples"):
+    with pytest.raises(ValueError, match=r"layerwise takes no sketch.width: choose max_examples"):
         SketchSpec(width=3).plan(own.LayerwisePlan, "layerwise")
     layout = fipa.Layout(("a",), ((2,),))
     told = own.LayerwiseCurvature(torch.tensor([3.0]), layout, 9)

@@ -325,8 +325,8 @@ def test_a_hidden_layer_can_be_selected():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"route": "columns"}, SketchError, "unknown route 'columns'.*matrix_free"),
-        ({"solver": "lanczos"}, SketchError, "unknown solver 'lanczos'.*krylov"),
+        ({"route": "columns"}, SketchError, "there is no route 'columns'.*matrix_free"),
+        ({"solver": "lanczos"}, SketchError, "there is no solver 'lanczos'.*krylov"),
         ({"rank": 0}, SketchError, "rank.*0"),
         ({"rank": -2}, SketchError, "rank.*-2"),
         ({"rank": TraceShare(0.5, max_rank=0)}, SketchError, "rank.*0"),

@@ -364,7 +364,7 @@ def test_two_tensors_of_unequal_length_in_a_list_are_batches(form, loss):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "hinge"}, "unknown loss 'hinge'.*mse"),
+        ({"loss": "hinge"}, "there is no loss 'hinge'.*mse"),
         ({"max_examples": 0}, "max_examples.*0"),
         ({"max_examples": -3}, "max_examples.*-3"),
         ({"sampled_labels": 1}, "sampled_labels.*cross_entropy"),

@@ -195,11 +195,11 @@ def test_huggingface_in_other_formats(style):
 
 @pytest.mark.parametrize("make", [like_theirs, real])
 def test_huggingface_names_what_there_is(make):
-    with pytest.raises(FipaError, match="no column 'image'; there is img, label"):
+    with pytest.raises(FipaError, match="no column 'image': did you mean 'img'"):
         from_huggingface(make(), image="image")
-    with pytest.raises(FipaError, match="no column 'fine_label'; there is img, label"):
+    with pytest.raises(FipaError, match="no column 'fine_label': did you mean 'label'"):
         from_huggingface(make(), label="fine_label")
-    with pytest.raises(FipaError, match="no split 'valid'; there is train, test"):
+    with pytest.raises(FipaError, match="no split 'valid': choose one of train, test"):
         from_huggingface(make(), test="valid")
 
 

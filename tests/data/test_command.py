@@ -76,7 +76,7 @@ def test_bar_on_a_terminal(served, tmp_path, monkeypatch):
 def test_errors_are_one_line(served, tmp_path):
     done = fipa("data", "get", "nothing", "--data", tmp_path)
     assert done.code == 2
-    assert done.err.startswith("error there is no image set 'nothing'; there are digits")
+    assert done.err.startswith("error there is no image set 'nothing': choose one of digits")
     served.files.clear()
     done = fipa("data", "get", "mnist", "--data", tmp_path)
     assert done.code == 2

@@ -18,7 +18,9 @@ from fipa.errors import FipaError
 
 def test_names():
     assert set(SETS) == {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"}
-    with pytest.raises(FipaError, match="no image set 'cifar'; there are digits, mnist"):
+    with pytest.raises(
+        FipaError, match=r"no image set 'cifar': did you mean 'cifar10' or 'cifar100'\? Choose one of digits, mnist"
+    ):
         load("cifar")
 
 

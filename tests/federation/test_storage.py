@@ -187,7 +187,7 @@ def test_unreadable_checkpoint(content: bytes | str, tmp_path: Path) -> None:
     folder = filled(tmp_path, 2)
     whole = folder.checkpoint.read_bytes()
     folder.checkpoint.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
-    with pytest.raises(FipaError, match=r"checkpoint\.pt cannot be read: delete .* to run this arm anew"):
+    with pytest.raises(FipaError, match=r"checkpoint\.pt cannot be read: delete .* to run this arm again"):
         folder.load()
 
 

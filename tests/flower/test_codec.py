@@ -53,7 +53,7 @@ def test_what_cannot_be_sent_or_read() -> None:
         pack({"n": torch.ones(3, dtype=torch.complex64)})
     with pytest.raises(PayloadError, match="in the format"):  # part of a model, never of an answer
         unpack(pack({"n": torch.ones(3, dtype=torch.int64)}), {"n": (3,)}, torch.float32)
-    with pytest.raises(FipaError, match="unknown precision 'int4'"):
+    with pytest.raises(FipaError, match="there is no precision 'int4'"):
         check_precision("int4")
     scales = ArrayRecord({**pack({"m": torch.ones(4, 2)}, "int8"), "m.scale": Array("int8", (3,), "fipa.rows", b"abc")})
     with pytest.raises(PayloadError, match=r"m\.scale"):

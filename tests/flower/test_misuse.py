@@ -85,7 +85,7 @@ def good(message: Message, context: Context, model: nn.Module, xy: Any) -> Messa
         ({"keep": -1}, "keep=-1"),
         ({"stop_after": -1}, "stop_after=-1"),
         ({"seed": 1.0}, "seed=1.0"),
-        ({"precision": "int4"}, "unknown precision"),
+        ({"precision": "int4"}, "there is no precision"),
         ({"params": ["2.*", "0.wieght"]}, "'0.wieght' matches no parameter.* did you mean '0.weight'"),
         ({"params": []}, "params is empty"),
     ],

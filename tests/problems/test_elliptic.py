@@ -182,8 +182,16 @@ def test_a_file_with_regions(tmp_path: Path) -> None:
         ("[0.5] },", "[0.5], boundary = false },", "nobody owns the condition on the face x1 = 0 next to [0, 0.5]"),
         ("[1.0]", "[1.5]", "region 1, [0.5, 1.5], is no part of the domain [0, 1]"),
         ("[1.0]", "[1.0, 2.0]", "a box needs a low and a high end for each axis"),
-        ("high = [1.0]", "hihg = [1.0]", "problem.regions[1].hihg: unknown key; allowed are low, high, boundary"),
-        ("test = 16", "tset = 16", "problem.points.tset: unknown key; allowed are interior, boundary, test, fresh"),
+        (
+            "high = [1.0]",
+            "hihg = [1.0]",
+            "problem.regions[1].hihg: unknown key: did you mean 'high'?",
+        ),
+        (
+            "test = 16",
+            "tset = 16",
+            "tset: unknown key: did you mean 'test'? Choose one of interior, boundary, test, fresh",
+        ),
         ("interior = 10", "interior = 0", "interior must be at least 1, got 0"),
         ("interior = 10", "interior = 2.5", "problem.points.interior: "),
         ("interior = 10, ", "", "problem.points.interior: "),

@@ -164,7 +164,7 @@ def test_network_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "cnn9k"}, "there is no model 'cnn9k'; there are cnn8k, cnn23k"),
+        ({"model": "cnn9k"}, r"there is no model 'cnn9k': did you mean 'cnn8k'"),
         ({"clients": 0}, "clients, samples and test_samples must be at least 1"),
         ({"samples": 0}, "must be at least 1"),
         ({"test_samples": 0}, "must be at least 1"),

@@ -76,10 +76,15 @@ def test_sections_stand_in_order(opened, full):
 
 
 def test_axis_buttons_change_the_data_and_the_title(opened):
-    assert opened.texts("[data-axis]") == ["rounds", "seconds", "uplink", "all traffic"]  # a loss opens with rounds
+    assert opened.texts("[data-axis]") == [
+        "rounds",
+        "seconds",
+        "uplink",
+        "uplink + downlink",
+    ]  # a loss opens with rounds
     seconds, rounds = ("seconds", "seconds", "seconds", 0, 9), ("rounds", "rounds", "communication round", 0, 30)
     uplink = ("uplink", "uplink", "uplink of all clients, MiB, log scale", 6, 180)
-    traffic = ("traffic", "all traffic", "uplink and downlink of all clients, MiB, log scale", 6.5, 195)
+    traffic = ("traffic", "uplink + downlink", "up + down of all clients, MiB, log scale", 6.5, 195)
     for name, button, title, first, last in (seconds, uplink, traffic, rounds):
         opened.click(f"[data-axis={name}]")
         assert opened.axis("metric", "xaxis") == (title, "log" if name in ("uplink", "traffic") else "linear")
@@ -108,7 +113,7 @@ def test_an_accuracy_opens_with_uplink(browser, tmp_path):
     for record in content["arms"]["FedProx"].values():
         record["downlink_bytes"] = []  # as in older runs
     browser.open(page(tmp_path, content))
-    assert browser.texts("[data-axis]")[:3] == ["uplink", "all traffic", "rounds"]
+    assert browser.texts("[data-axis]")[:3] == ["uplink", "uplink + downlink", "rounds"]
     assert browser.texts("[data-axis][aria-pressed=true]") == ["uplink"]
     assert browser.axis("metric", "xaxis")[1] == "log"
     assert medians(browser)["FIPA"]["x"] == list(range(1, 16))
@@ -488,7 +493,7 @@ def test_a_run_in_two_stages(browser, tmp_path):
         browser.click(f"[data-axis={name}]")
         assert browser.axis("metric", "xaxis")[0] == f"{title}<br>since the start of refinement"
         assert medians(browser)["FIPA"]["x"][0] == first
-    assert browser.texts("[data-axis]") == ["uplink", "all traffic", "rounds", "seconds"]
+    assert browser.texts("[data-axis]") == ["uplink", "uplink + downlink", "rounds", "seconds"]
     cells, totals = browser.traces("shares-0")
     assert (cells["kind"], totals["kind"]) == ("shares", "totals")
     assert totals["y"] == [sum(row) for row in example.shares()["shares"]["counts"]]

@@ -135,11 +135,11 @@ def test_other_verdicts(tmp_path, arms, changes, text):
 
 def test_what_it_rests_on(tmp_path):
     loaded = load(tmp_path, {"FedAvg": seeds(0.2), "A": seeds(0.1, uplink_bytes=[2**22]), "B": seeds(None)})
-    told = ["1 seed", "1 round", "A sent 4 times the bytes up of the control", "1 of 3 arms diverged"]
+    told = ["1 seed", "1 round", "A against the control: 4 times the uplink, the same downlink", "1 of 3 arms diverged"]
     assert verdict.facts(loaded) == told
     staged = verdict.facts(data.load_results(example.write(tmp_path, example.images())))
     assert staged[:2] == ["3 seeds", "15 rounds after a warm-up of 1000"]
-    assert "FIPA sent as many bytes up as the control" in staged
+    assert "FIPA against the control: the same uplink, the same downlink" in staged
 
 
 def test_the_main_table_is_best_first(tmp_path):
@@ -148,6 +148,7 @@ def test_the_main_table_is_best_first(tmp_path):
     assert [row[0][1] for row in table.rows] == ["FIPA", "FIPA, 200 eigenpairs", "FedAvg", "FedProx", "FedFisher"]
     cells = dict(zip(table.heads, [text for _, text in table.rows[0]], strict=True))
     assert cells["against the control"] == "+11.10"
+    assert (cells["uplink MiB"], cells["downlink MiB"]) == ("15", "7.5")
     assert cells["95 % interval"] == "+9.00 to +13.20"
     assert cells["p"] == "0.006"
     assert [text for _, text in table.rows[-1]][2:5] == ["+4.26", "-", "-"]  # it diverged on a seed

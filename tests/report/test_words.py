@@ -27,7 +27,7 @@ def test_the_best_arm_and_its_ratio(tmp_path):
     assert "FIPA ends with the lowest median test MSE: 0.015 [0.01, 0.02] after 1 rounds." in text
     assert "20 times better than the control FedAvg (geometric mean, range 10 to 40)" in text
     assert "better in 2 of 2 common seeds" in text
-    assert "4 times as many bytes up" in text
+    assert "Against the control: 4 times the uplink, the same downlink." in text
     assert "2 seeds per arm" in text
 
 

@@ -29,7 +29,8 @@ class Diagnostics:
         Directions that the curvature decides: eigenvalues above the cut-off without damping,
         $\sum_i \lambda_i / (\lambda_i + \beta)$ with it; p for FedAvg.
     condition_number
-        Of the matrix that was solved with, on the directions kept (`FOOF`: in the 1-norm, of the worst layer).
+        Condition number of the matrix that was solved with, on the directions kept (`FOOF`: in the 1-norm, of the worst
+        layer).
     step_length
         $|\theta' - \theta|$.
     cosine_with_fedavg

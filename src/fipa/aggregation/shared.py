@@ -35,11 +35,11 @@ class ClientMemory:
     discount
         A client's weight is multiplied by this for each round since it was seen.
     forget
-        Clients that were not seen for so many rounds have left for good; None waits for ever.
+        Clients that were not seen for this many rounds have left for good; None waits for ever.
     limit
-        Most clients that are remembered one by one: beyond it, those seen longest ago are merged into one.
+        Most clients that are remembered one by one; beyond that, those seen longest ago are merged into one.
     precision
-        Of what is kept: `"full"` is that of the parameters, `"bfloat16"` half of float32.
+        Precision of what is kept: `"full"` is that of the parameters, `"bfloat16"` takes half of float32.
     """
 
     discount: float = 1.0
@@ -67,9 +67,9 @@ class SharedFIPA:
     Parameters
     ----------
     damping
-        $\beta$. None is 0 where all clients take part. Where only some do, most of what is known is some rounds old,
-        and it is the usual curvature $(\frac1k \sum_i \sqrt{\lambda_i})^2$ of the $\lambda_i$ of S: flat directions,
-        in which news are mostly noise, take short steps.
+        $\beta$. None is 0 if all clients take part. If only some do, most of what is known is some rounds old, and None
+        is the usual curvature $(\frac1k \sum_i \sqrt{\lambda_i})^2$ of the $\lambda_i$ of S: flat directions, where
+        news is mostly noise, take short steps.
     radius
         Longest step; None for any length.
     columns
@@ -77,12 +77,12 @@ class SharedFIPA:
     directions
         Most new columns in a round; None takes what all clients of the round add.
     parts
-        Each client's gradient travels in so many parts, each of a share of its examples, with 8 bits per entry; each
-        is a direction for the basis. 0 sends it whole, with all of its digits. None is 4 where all clients take part,
-        or fewer where the basis has no room for so many, and 1 where only some do, since all who come later are sent
-        these directions; for parameters in double precision, where every digit counts, it is 0.
+        Number of parts that each client's gradient travels in, each from a share of its examples, with 8 bits per
+        entry; each is a direction for the basis. 0 sends the gradient whole, with all of its digits. None is 4 if all
+        clients take part, or fewer if the basis has no room for them, and 1 if only some do, because these directions
+        have to be sent to all who come later. For parameters in double precision, where every digit counts, it is 0.
     bits
-        Per number of a client's matrix on its way to the server: 8, or 32 for all of its digits. None is 8 for
+        Bits per number of a client's matrix on its way to the server: 8, or 32 for all of its digits. None is 8 for
         parameters in single precision, and 32 for those in double.
     weight_decay
         Coefficient of $\frac12 |\theta|^2$, which the server adds to loss, gradient and curvature.

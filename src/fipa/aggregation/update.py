@@ -22,7 +22,7 @@ class ClientUpdate:
     num_examples
         $N_m$, the client's weight unless `weight` is given.
     sketch
-        What the client tells of its curvature at the broadcast parameters: the result of `fipa.sketch`,
+        What the client reports about its curvature at the broadcast parameters: the result of `fipa.sketch`,
         `fipa.diagonal_fisher`, `fipa.input_covariance`, `fipa.additive_statistics` or `fipa.basis_curvature`, as the
         rule needs.
     client_id

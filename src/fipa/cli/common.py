@@ -35,9 +35,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: problem.samples=100, or 'arms.*.rounds=5'."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")]
 Root = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="The folder with the sets; FIPA_DATA, or else ./data, by default."),
+    typer.Option("--data", metavar="DIR", help="Folder with the image sets; FIPA_DATA or ./data by default."),
 ]

@@ -10,12 +10,12 @@ import typer
 from fipa.cli import Exit
 from fipa.cli.common import Json, Quiet, Root, err, out
 
-app = typer.Typer(no_args_is_help=True, help="Image sets: which there are, and how to get them.")
+app = typer.Typer(no_args_is_help=True, help="List and download image sets.")
 
 
 @app.command("list")
 def list_sets(root: Root = None, as_json: Json = False) -> None:
-    """Image sets, and whether they are there."""
+    """List image sets, and whether they are here."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -13,14 +13,14 @@ from fipa.errors import FipaError, missing
 
 
 def deploy_demo(
-    nodes: Annotated[int, typer.Option(min=2, help="SuperNodes, each with a part of the data.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
-    experiment: Annotated[str, typer.Option(help="Another one, with as many clients as there are nodes.")] = "demo",
-    arm: Annotated[str, typer.Option(help="Another arm.")] = "FIPA controlled",
+    nodes: Annotated[int, typer.Option(min=2, help="Number of SuperNodes, each with a part of the data.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
+    experiment: Annotated[str, typer.Option(help="The experiment, with as many clients as nodes.")] = "demo",
+    arm: Annotated[str, typer.Option(help="The arm to run.")] = "FIPA controlled",
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Run a few rounds on a real Flower deployment on this machine, with TLS and authenticated nodes; stop it again."""
+    """Run a few rounds on a real Flower deployment on this machine, with TLS and authenticated nodes, then stop it."""
     from rich.table import Table
 
     try:

@@ -11,7 +11,7 @@ from fipa.cli.common import Json, Root, out
 
 
 def doctor(root: Root = None, as_json: Json = False) -> None:
-    """Tell versions, processor, data sets and extras, and what to do about what is missing."""
+    """Show versions, processor, data sets and extras, and how to get what is missing."""
     from fipa.doctor import examine
 
     found = examine(root)

@@ -10,7 +10,7 @@ from fipa.shipped import names, outline, settings
 
 
 def list_experiments(as_json: Json = False) -> None:
-    """Experiments that come with the package."""
+    """List the experiments that come with the package."""
     entries = {name: outline(name) for name in names()}
     if as_json:
         told = {name: {"title": e["title"], "arms": [a["name"] for a in e["arms"]]} for name, e in entries.items()}

@@ -18,7 +18,7 @@ Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="O
 Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="Seeds instead of the experiment's; 0-4 is a range.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every arm.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Also log to DIR/tensorboard.")]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="Figures and page; `fipa report` makes them, too.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Make figures and page; or later by `fipa report`.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where to write; a new folder under runs/ by default.")
 ]
@@ -29,7 +29,7 @@ def run(
     arm: Arms = None,
     seeds: Seeds = None,
     rounds: Rounds = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that clients are shared out to.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes that share the clients.")] = None,
     overrides: Overrides = None,
     directory: Out = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in DIR.")] = False,
@@ -39,7 +39,7 @@ def run(
     ] = None,
     tensorboard: Board = False,
     with_report: Report = True,
-    watch: Annotated[bool, typer.Option("--serve", help="Show the run in the browser while it lasts.")] = False,
+    watch: Annotated[bool, typer.Option("--serve", help="Show the run in the browser while it is running.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,14 +58,14 @@ def run(
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the run.")],
     root: Root = None,
     tensorboard: Board = False,
     with_report: Report = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Resume a run that was stopped, as if it had not been."""
+    """Resume a run that was stopped; the result is the same as without the stop."""
     from fipa.cli.execution import Run, data_in, execute
 
     with data_in(root):
@@ -73,11 +73,11 @@ def resume(
 
 
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...")],
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="The folders of the runs.")],
     page: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write the page.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write figures and report.html of a run anew, or one page that shows several runs side by side."""
+    """Write figures and report.html of a run again, or one page that compares several runs."""
     from fipa.cli.execution import write_again
 
     write_again(directories, page, quiet)

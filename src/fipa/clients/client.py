@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from fipa.curvature.terms import LossName, Residual
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class Client:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        if self.loss not in ("least_squares", "mse", "cross_entropy"):
-            raise FipaError(f'unknown loss {self.loss!r}: use "least_squares", "mse" or "cross_entropy"')
+        if self.loss not in get_args(LossName):
+            raise FipaError(f"there is no loss {self.loss!r}: {instead_of(self.loss, get_args(LossName))}")
         if self.loss == "least_squares":
             lengths = [len(residual.inputs[0]) for residual in self.data if isinstance(residual, Residual)]
             if not lengths or len(lengths) != len(self.data):

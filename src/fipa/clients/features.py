@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fipa.clients.descent import SGD, Extra, descend
 from fipa.clients.rule import LocalWork, Memory
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class FeatureRule(SGD):
         known = dict(model.named_modules())
         unknown = [level for level in self.levels if level not in known]
         if unknown:
-            raise FipaError(f"{type(self).__name__}: the model has no module {unknown[0]!r}; it has {', '.join(known)}")
+            instead = instead_of(unknown[0], filter(None, known))
+            raise FipaError(f"{type(self).__name__}: the model has no module {unknown[0]!r}: {instead}")
         return self.levels or self.default_levels(model)
 
     @abstractmethod

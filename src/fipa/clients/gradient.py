@@ -1,4 +1,4 @@
-"""No training at all: clients tell their gradient, and leave the step to the server."""
+"""No training at all: clients send their gradient, and leave the step to the server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class FullGradient(LocalRule):
     Parameters
     ----------
     augment
-        Take gradient and loss on examples that are varied anew in every round, where the client's data have a way to
-        vary them: a model then learns more than the data as they are. The curvature stays on the data as they are.
+        Take gradient and loss on examples that are augmented anew in every round, if the client's data have a way to do
+        that: it keeps the model from memorising them. The curvature uses the data as they are.
     """
 
     augment: bool = False

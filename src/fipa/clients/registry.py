@@ -13,7 +13,7 @@ from fipa.clients.gradient import FullGradient
 from fipa.clients.moon import Moon
 from fipa.clients.rule import LocalRule
 from fipa.clients.scaffold import Scaffold
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 LOCAL_RULES: dict[str, type[LocalRule]] = {
     "adam": Adam,
@@ -29,7 +29,7 @@ LOCAL_RULES: dict[str, type[LocalRule]] = {
 def register(name: str, kind: type[LocalRule]) -> None:
     """Make a rule of your own known by a name: in every process that trains with it, server and clients alike.
 
-    Messages can then carry it. Experiments in TOML know what was registered before `fipa.config` is first imported.
+    Messages can then carry it, and experiments name it: see `fipa.register_rule` for where to call this.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def encode_rule(rule: LocalRule) -> dict[str, Any]:
     name = next((name for name, kind in LOCAL_RULES.items() if kind is type(rule)), None)
     if name is None:
         kind = type(rule).__name__
-        raise FipaError(f"the local rule {kind} has no name: call fipa.clients.registry.register(name, {kind}) first")
+        raise FipaError(f"the local rule {kind} has no name: call fipa.register_local_rule(name, {kind}) first")
     fields = dataclasses.fields(rule)  # type: ignore[arg-type]
     return {"name": name} | {field.name: _plain(name, field.name, getattr(rule, field.name)) for field in fields}
 
@@ -63,12 +63,13 @@ def decode_rule(settings: Mapping[str, Any]) -> LocalRule:
     name = settings.get("name")
     kind = LOCAL_RULES.get(name) if isinstance(name, str) else None
     if kind is None:
-        known = ", ".join(LOCAL_RULES)
-        raise FipaError(f"there is no local rule {name!r}, only {known}: register it here as well")
+        instead = instead_of(name, LOCAL_RULES)
+        raise FipaError(f"there is no local rule {name!r}: {instead}, or register it here as well")
     fields = {field.name for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
     unknown = sorted(settings.keys() - fields - {"name"})
     if unknown:
-        raise FipaError(f"local rule {name!r}: there is no setting {unknown[0]!r}, only {', '.join(sorted(fields))}")
+        instead = instead_of(unknown[0], sorted(fields))
+        raise FipaError(f"local rule {name!r}: there is no setting {unknown[0]!r}: {instead}")
     values = {key: _tuples(value) for key, value in settings.items() if key != "name"}
     try:
         return kind(**values)

@@ -60,7 +60,7 @@ class LocalRule(ABC):
     """How clients train. A rule is a frozen dataclass, in one file with its memory and its server's part.
 
     Rules that go down a gradient inherit from `Descent` or `SGD` and seldom write `train` themselves. For a rule to be
-    known by name, in messages and in experiments, see `fipa.clients.registry.register`.
+    known by name, in messages and in experiments, see `fipa.register_local_rule`.
 
     Attributes
     ----------

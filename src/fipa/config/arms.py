@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from fipa.aggregation.registry import RULES
 from fipa.clients.registry import LOCAL_RULES
-from fipa.config.kinds import RULES
 from fipa.errors import FipaError
 
 
@@ -27,7 +27,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rule", "inner", "local"):
         given = arm.get(key)
         if given is not None and not isinstance(given, Mapping) and _name(given) is None:
-            remedy = "register it before, fipa.register_local_rule" if key == "local" else "use fipa.Federation instead"
+            remedy = f"fipa.register_{'local_' if key == 'local' else ''}rule gives it one"
             raise FipaError(f"{key} = {given!r}: experiments know rules by name, and this one has none: {remedy}")
     table = {key: _plain(value) for key, value in arm.items()}
     rule = table.get("rule")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -10,10 +11,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fipa.config.kinds import SETTINGS, SPECS
+from fipa.config.kinds import MAKERS, SETTINGS, specs
 from fipa.config.lines import Path, line_of
 from fipa.config.schema import Experiment
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 
 class ConfigError(FipaError):
@@ -46,17 +47,30 @@ def _reason(detail: ErrorDetails) -> str:
     context: dict[str, Any] = detail.get("ctx") or {}
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         allowed = _allowed(detail["loc"][:-1])
-        return f"unknown key; allowed are {', '.join(allowed)}" if allowed else "unknown key"
+        return f"unknown key: {instead_of(detail['loc'][-1], allowed)}" if allowed else "unknown key"
     if detail["type"] == "missing":
         return "is missing"
     if detail["type"] in ("union_tag_invalid", "literal_error"):
         value = context.get("tag", detail["input"])
-        return f"{value!r} is not allowed; use {context.get('expected_tags') or context.get('expected')}"
+        known = re.findall("'([^']*)'", context.get("expected_tags") or context["expected"])
+        known = [name for name in known if name != "given"]  # a problem that was made in Python: no file can name it
+        kind = _kind(detail)
+        own = ", or list the Python file that registers it in `files`" if kind in ("rule", "local") else ""
+        return f"there is no {CALLED.get(kind, '')}{value!r}: {instead_of(value, known)}{own}"
     if detail["type"] == "union_tag_not_found":
-        kind = next((part for part in reversed(detail["loc"]) if part in SPECS), "rule")
-        return f"needs a name, one of {', '.join(SPECS[str(kind)])}"
+        kind = _kind(detail)
+        return f"needs a name, one of {', '.join(MAKERS[kind])}" if kind in MAKERS else "needs a name"
     message = detail["msg"].removeprefix("Value error, ")
     return message if detail["type"] == "value_error" else f"{message}, got {detail['input']!r}"
+
+
+CALLED = {"rule": "rule ", "local": "local rule ", "problem": "problem "}
+
+
+def _kind(detail: ErrorDetails) -> str:
+    """What kind of table is at fault, if it is told apart by its name."""
+    key = str(detail["loc"][-1]) if detail["type"].startswith("union_tag") else ""
+    return "rule" if key == "inner" else key
 
 
 _TAGS = {"bool", "int", "float", "constrained-int", "literal['full']", *(cls.__name__ for cls in SETTINGS)}
@@ -69,7 +83,7 @@ def _without_tags(detail: ErrorDetails) -> Path:
     path: list[str | int] = []
     for i, part in enumerate(location):
         above = "rule" if i and location[i - 1] == "inner" else location[i - 1] if i else None
-        tag = part in _TAGS or (above in SPECS and part in SPECS[str(above)])
+        tag = part in _TAGS or (above in MAKERS and part in MAKERS[str(above)])
         if not tag or (unknown and i == len(location) - 1):
             path.append(part)
     return tuple(path)
@@ -83,8 +97,8 @@ def _allowed(location: tuple[str | int, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         kind = "rule" if above == "inner" else above
-        if kind in SPECS and part in SPECS[kind]:
-            table = SPECS[kind][part]
+        if kind in MAKERS and part in MAKERS[kind]:
+            table = specs(kind)[part]
         elif isinstance(table, type) and issubclass(table, BaseModel) and part in table.model_fields:
             table = _table_in(table.model_fields[part].annotation) or table
         above = part

@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, create_model
+from pydantic.errors import PydanticSchemaGenerationError
 
-from fipa.aggregation.additive import AdditiveFIPA
-from fipa.aggregation.diagonal import DiagonalFisher
-from fipa.aggregation.fed3r import Fed3R
-from fipa.aggregation.fedavg import FedAvg
-from fipa.aggregation.fedncm import FedNCM
-from fipa.aggregation.fedvarp import FedVARP
-from fipa.aggregation.fipa import FIPA, CompletedFIPA
-from fipa.aggregation.foof import FOOF
-from fipa.aggregation.lbfgs import LBFGS
-from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
-from fipa.aggregation.private_shared import PrivateSharedFIPA
-from fipa.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fipa.aggregation.shared import ClientMemory, SharedFIPA
+from fipa.aggregation.registry import RULES
+from fipa.aggregation.shared import ClientMemory
 from fipa.clients.registry import LOCAL_RULES
 from fipa.data import IID, Augment, BalancedDirichlet, Dirichlet, Indices, QuantitySkew, Shards
+from fipa.errors import FipaError
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.control import StepControl
 from fipa.federation.participation import Faults, Participation
@@ -35,26 +28,8 @@ from fipa.pde import Points, Region
 from fipa.problems.registry import PROBLEMS
 from fipa.problems.vision import ConvNet, ResidualNet
 
-RULES: dict[str, type] = {
-    "fedavg": FedAvg,
-    "fipa": FIPA,
-    "completed-fipa": CompletedFIPA,
-    "additive-fipa": AdditiveFIPA,
-    "diagonal-fisher": DiagonalFisher,
-    "foof": FOOF,
-    "fedavgm": FedAvgM,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedadagrad": FedAdagrad,
-    "fedvarp": FedVARP,
-    "lbfgs": LBFGS,
-    "fed3r": Fed3R,
-    "fedncm": FedNCM,
-    "shared-fipa": SharedFIPA,
-    "private-fedavg": PrivateFedAvg,
-    "private-additive-fipa": PrivateAdditiveFIPA,
-    "private-shared-fipa": PrivateSharedFIPA,
-}
+MAKERS: dict[str, Mapping[str, Callable[..., Any]]] = {"rule": RULES, "local": LOCAL_RULES, "problem": PROBLEMS}
+NOT_SAID = {"rule": "inner", "problem": "seed"}  # parameters that are no settings
 
 
 class Strict(BaseModel):
@@ -63,19 +38,26 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _specs(makers: Mapping[str, Callable[..., Any]], skip: tuple[str, ...]) -> dict[str, type[Strict]]:
-    """A schema for each maker: its name and its keyword parameters."""
-    specs = {}
-    for name, maker in makers.items():
-        own = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)  # fields may be those of another module
-        hints = get_type_hints(maker.__init__ if own else maker)
-        fields: dict[str, Any] = {"name": (Literal[name], name)}
-        for parameter in inspect.signature(maker).parameters.values():
-            if parameter.name not in skip:
-                default = ... if parameter.default is parameter.empty else parameter.default
-                fields[parameter.name] = (_told_apart(hints[parameter.name]), default)
-        specs[name] = create_model(maker.__name__, __base__=Strict, **fields)
-    return specs
+def specs(kind: str) -> dict[str, type[Strict]]:
+    """The tables of a kind by name, also those of rules that users have registered."""
+    return {name: _spec(kind, name, maker) for name, maker in MAKERS[kind].items()}
+
+
+@cache
+def _spec(kind: str, name: str, maker: Callable[..., Any]) -> type[Strict]:
+    """The name and the keyword parameters of what makes it."""
+    own = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)  # fields may be those of another module
+    hints = get_type_hints(maker.__init__ if own else maker)
+    fields: dict[str, Any] = {"name": (Literal[name], name)}
+    for parameter in inspect.signature(maker).parameters.values():
+        if parameter.name != NOT_SAID.get(kind):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (_told_apart(hints[parameter.name]), default)
+    try:
+        return create_model(maker.__name__, __base__=Strict, **fields)
+    except PydanticSchemaGenerationError as error:
+        reason = "settings are numbers, strings, tuples of these, or None"
+        raise FipaError(f"{kind} {name!r}: a field of {maker.__qualname__} is none of these: {reason}") from error
 
 
 def _told_apart(hint: Any) -> Any:
@@ -90,11 +72,11 @@ def settings_of(spec: Any) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in type(spec).model_fields if name != "name"}
 
 
-SPECS = {
-    "rule": _specs(RULES, skip=("inner",)),
-    "local": _specs(LOCAL_RULES, skip=()),
-    "problem": _specs(PROBLEMS, skip=("seed",)),
-}
+@cache
+def _reader(tables: tuple[type[Strict], ...]) -> TypeAdapter[Any]:
+    any_of: Any = Annotated[Union[tables], Field(discriminator="name")]  # noqa: UP007
+    return TypeAdapter(any_of)
+
 
 if TYPE_CHECKING:
     RuleSpec = Any
@@ -102,10 +84,14 @@ if TYPE_CHECKING:
     ProblemSpec = Any
 else:  # tables that are told apart by their name
 
-    def _one_of(specs):
-        return Annotated[Union[tuple(specs.values())], Field(discriminator="name")]  # noqa: UP007
+    def _one_of(kind):
+        def read(table):  # by what there is now: users register rules of their own
+            said = json.dumps(table, default=str)
+            return _reader(tuple(specs(kind).values())).validate_json(said, strict=True)
 
-    RuleSpec, LocalSpec, ProblemSpec = map(_one_of, (SPECS["rule"], SPECS["local"], SPECS["problem"]))
+        return Annotated[Any, PlainValidator(read)]
+
+    RuleSpec, LocalSpec, ProblemSpec = map(_one_of, MAKERS)
 
 # plain classes that are tables, too
 SETTINGS = (

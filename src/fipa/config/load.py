@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from fipa.config.arms import tables
 from fipa.config.errors import ConfigError, explain, sentence
 from fipa.config.schema import Experiment
+from fipa.errors import FipaError, instead_of
+from fipa.problems.files import registered
 from fipa.shipped import OWN_PROBLEM, SHIPPED, names
 
 if sys.version_info >= (3, 11):
@@ -31,7 +33,8 @@ def load(
     Parameters
     ----------
     name_or_path
-        A shipped experiment, a TOML file, or a Python file with a function `problem(seed)`.
+        A shipped experiment, a TOML file, or a Python file with a function `problem(seed)`, and with `arms` if it has
+        arms of its own.
     overrides
         `"key=value"` each: a dotted key (arms by name, by number, or `*` for all) and a TOML value.
     arms
@@ -44,7 +47,7 @@ def load(
             raise ConfigError(f"{name_or_path}: no such file")
     elif name_or_path not in names():
         raise ConfigError(
-            f"there is no experiment {name_or_path!r}; there are {', '.join(names())}, or give a .toml or .py file"
+            f"there is no experiment {name_or_path!r}: {instead_of(name_or_path, names())}, or give a .toml or .py file"
         )
     source = shipped or str(path)
     try:
@@ -54,10 +57,17 @@ def load(
     content = _based(_parse(text, source), source)
     if path.suffix == ".py":
         content |= {"title": path.stem, "problem": {"name": "python", "file": str(path.resolve())}}
-    problem = content.get("problem")
-    if path.suffix == ".toml" and isinstance(problem, dict):
+        own = getattr(registered(name_or_path), "arms", None)
+        if own is not None and not isinstance(own, Mapping):
+            raise ConfigError(f"{name_or_path}: arms must be a dict of arms by name, as fipa.run takes them")
+        arms = own if arms is None else arms
+    problem: Any = content.get("problem")
+    if path.suffix == ".toml":
+        if isinstance(files := content.get("files"), list):
+            content["files"] = [str(path.parent / file) if isinstance(file, str) else file for file in files]
         for key in ("file", "backbone"):
-            if isinstance(problem.get(key), str) and (key == "file" or problem[key].endswith(".py")):
+            named = isinstance(problem, dict) and isinstance(problem.get(key), str)
+            if named and (key == "file" or problem[key].endswith(".py")):
                 problem[key] = str((path.parent / problem[key]).resolve())
     experiment = _complete(_with_arms(content, arms), source, text, overrides)
     return path.stem if path.suffix else name_or_path, experiment
@@ -89,6 +99,8 @@ def _complete(content: dict[str, Any], source: str, text: str, overrides: Iterab
                 content = _override(content, change)
         if common:
             content = _merged(content, source)
+    if isinstance(files := content.get("files"), list):
+        content["files"] = [str(Path(file).resolve()) if isinstance(file, str) else file for file in files]
     try:
         return validate(content, source, text)
     except ConfigError as error:
@@ -101,6 +113,7 @@ def _complete(content: dict[str, Any], source: str, text: str, overrides: Iterab
 
 def validate(content: Mapping[str, Any], source: str = "config", text: str = "") -> Experiment:
     """Check an experiment given as plain data; `text` is where to look for lines."""
+    _register(content, source, text)
     whole = json.dumps(_merged(content, source), default=str)
     try:  # as JSON, since only there a list may stand for a tuple while "3" may not for a number
         experiment = Experiment.model_validate_json(whole, strict=True)
@@ -110,6 +123,22 @@ def validate(content: Mapping[str, Any], source: str = "config", text: str = "")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return experiment
+
+
+def _register(content: Mapping[str, Any], source: str, text: str) -> None:
+    """Run the user's own files, whose rules the rest of the experiment may name."""
+    files, problem = content.get("files"), content.get("problem")
+    named: dict[tuple[str | int, ...], Any] = {}
+    if isinstance(files, list):
+        named = {("files", i): file for i, file in enumerate(files)}
+    if isinstance(problem, Mapping) and problem.get("name") == "python":
+        named["problem", "file"] = problem.get("file")
+    for key, file in named.items():
+        if isinstance(file, str):  # the schema finds what is none
+            try:
+                registered(file)
+            except FipaError as error:
+                raise ConfigError(sentence(source, text, key, str(error))) from error
 
 
 def _merged(content: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -132,7 +161,7 @@ def _based(content: dict[str, Any], source: str) -> dict[str, Any]:
     if base is None:
         return content
     if base not in names():
-        raise ConfigError(f"{source}: base = {base!r} is none of the shipped experiments: {', '.join(names())}")
+        raise ConfigError(f"{source}: base: there is no experiment {base!r}: {instead_of(base, names())}")
     below = _based(_parse((SHIPPED / f"{base}.toml").read_text("utf-8"), f"{base}.toml"), f"{base}.toml")
     if isinstance(content.get("arms"), dict):
         content |= {"arms": _changed(below["arms"], content["arms"], source)}
@@ -144,7 +173,7 @@ def _changed(arms: list[dict[str, Any]], changes: dict[str, Any], source: str) -
     known = [arm["name"] for arm in arms]
     for name, change in changes.items():
         if name not in known:
-            raise ConfigError(f"{source}: arms.{name}: the base has no such arm, but {', '.join(map(repr, known))}")
+            raise ConfigError(f"{source}: arms.{name}: the base has no such arm: {instead_of(name, known)}")
         if not isinstance(change, dict):
             raise ConfigError(f"{source}: arms.{name} must be a table")
     return [_over(arm, changes.get(arm["name"], {})) for arm in arms]
@@ -191,8 +220,9 @@ def _set(table: Any, path: list[str], value: Any, override: str) -> None:
             t for i, t in enumerate(table) if first in ("*", str(i), t.get("name") if isinstance(t, dict) else "")
         ]
         if not chosen or not rest:
-            known = ", ".join(str(t.get("name")) for t in table if isinstance(t, dict))
-            raise ConfigError(f"--set {override}: {first!r} is none of {known}; * means all of them")
+            known = [str(t.get("name", i)) for i, t in enumerate(table) if isinstance(t, dict)]
+            instead = f"{instead_of(first, known)}, or * for all of them"
+            raise ConfigError(f"--set {override}: there is no {first!r}: {instead}")
         for entry in chosen:
             _set(entry, rest, value, override)
     elif not rest:

@@ -16,15 +16,17 @@ from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fipa import FIPA, CompletedFIPA
 from fipa.aggregation.private import PrivateAdditiveFIPA, PrivateFedAvg
 from fipa.aggregation.private_shared import PrivateSharedFIPA
+from fipa.aggregation.registry import RULES
 from fipa.aggregation.rule import needs_of
 from fipa.aggregation.shared import SharedFIPA
 from fipa.clients.gradient import FullGradient
 from fipa.clients.registry import LOCAL_RULES
-from fipa.config.kinds import RULES, LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
+from fipa.config.kinds import LocalSpec, ProblemSpec, RuleSpec, Strict, settings_of
 from fipa.config.lines import Path
 from fipa.config.sketch import SketchSpec, keys_of
 from fipa.curvature.sketch import Sketch
 from fipa.curvature.summary import CurvaturePlan
+from fipa.errors import instead_of
 from fipa.federation.adaptive import AdaptiveSteps
 from fipa.federation.arm import GROUP, Arm
 from fipa.federation.control import StepControl
@@ -32,6 +34,7 @@ from fipa.federation.participation import Faults, Participation
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage, check_together
 from fipa.federation.trust import TrustRegion
+from fipa.problems.files import registered
 from fipa.problems.registry import PROBLEMS
 from fipa.spill import MEMORY_LIMIT
 
@@ -50,7 +53,7 @@ class StageSpec(Strict):
     local
         What clients do: a table with its `name` and settings.
     sketch
-        What clients tell about their curvature.
+        What clients report about their curvature.
     step_control
         Let the clients' loss decide on damping or step. On by default for FIPA's rules on least squares.
     trust_region
@@ -98,7 +101,7 @@ class ArmSpec(StageSpec):
     params
         Names or patterns of the parameters that are trained, sketched and sent; all by default.
     average
-        The mean of the last so many models is evaluated beside the last one; 0 for none.
+        Number of last models whose mean is evaluated, too; 0 for none.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -211,7 +214,7 @@ def _check_private(stage: StageSpec, arm: ArmSpec) -> None:
         name = "step_control" if stage.step_control else "trust_region"
         raise ValueError(f"a private rule takes no {name}: it uses the clients' losses, which have no noise")
     if LOCAL_RULES[local.name].tells:
-        raise ValueError(f"a private rule takes no {local.name} clients: what they tell the server has no noise")
+        raise ValueError(f"a private rule takes no {local.name} clients: what they send to the server has no noise")
     if arm.participation.kind == "weighted" or (arm.faults.late and arm.faults.use_late):
         raise ValueError(
             "a private rule weighs all clients alike, and each has the same chance to take part: no weighted "
@@ -275,7 +278,7 @@ class EngineSpec(Strict):
     Attributes
     ----------
     workers
-        Processes that clients are shared out to.
+        Number of processes that share the clients.
     threads
         Threads of each process.
     group
@@ -309,6 +312,8 @@ class Experiment(Strict):
         The arm whose parameters others are compared with, round by round.
     figure
         Layout of the figures.
+    files
+        Python files that are run first: they register rules of your own, which the experiment then names.
     problem
         What is to be solved: a table with its `name` and settings.
     engine
@@ -328,6 +333,7 @@ class Experiment(Strict):
     figure: Literal["fit1d", "adaptive", "gauss-newton", "fit2d", "pde1d", "pde2d", "refine", "ablation", "generic"] = (
         "generic"
     )
+    files: tuple[str, ...] = ()
     problem: ProblemSpec
     engine: EngineSpec = EngineSpec()
     warmup: WarmupSpec | None = None
@@ -356,12 +362,15 @@ class Experiment(Strict):
         if self.warmup is not None and self.warmup.name in names:
             yield ("warmup", "name"), f"an arm is called {self.warmup.name!r}, too"
         for key in ("control", "reference"):
-            if getattr(self, key) is not None and getattr(self, key) not in names:
-                yield (key,), f"{key} = {getattr(self, key)!r} is no arm; there are {', '.join(map(repr, names))}"
+            name = getattr(self, key)
+            if name is not None and name not in names:
+                yield (key,), f"there is no arm {name!r}: {instead_of(name, names)}"
 
-    def factory(self) -> Callable[[int], Problem]:
-        """Makes the problem of a seed; can be sent to other processes."""
-        return partial(PROBLEMS[self.problem.name], **settings_of(self.problem))
+    def factory(self, given: Callable[[int], Problem] | None = None) -> Callable[[int], Problem]:
+        """Makes the problem of a seed, or leaves that to what is given; can be sent to other processes."""
+        make = given or partial(PROBLEMS[self.problem.name], **settings_of(self.problem))
+        own = (*self.files, *((self.problem.file,) if self.problem.name == "python" else ()))
+        return partial(_made, own, make) if own else make
 
     def build(self, least_squares: bool) -> list[Arm]:
         """The arms as the engine takes them; those that do not say otherwise start where the warm-up ends."""
@@ -379,6 +388,13 @@ class Experiment(Strict):
             return None
         arm = self.warmup.build(0, self.engine.group, least_squares)
         return dataclasses.replace(arm, remembers=True, memory_limit=self.engine.memory_limit)
+
+
+def _made(files: tuple[str, ...], make: Callable[[int], Problem], seed: int) -> Problem:
+    """The problem of a seed, where the user's own files have run before."""
+    for file in files:
+        registered(file)
+    return make(seed)
 
 
 def resolved(experiment: Experiment, least_squares: bool) -> Experiment:

@@ -1,4 +1,4 @@
-"""The `sketch` table: what clients tell about their curvature."""
+"""The `sketch` table: what clients report about their curvature."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.routes import Route
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
+from fipa.errors import instead_of
 from fipa.federation.adaptive import AdaptiveRank
 
 WAYS = ("rank", "threshold", "trace_share", "adaptive")
@@ -21,7 +22,7 @@ RANK = (*WAYS, "max_rank")  # what a plan calls its rank
 
 
 class SketchSpec(Strict):
-    """What clients tell about their curvature; at most one of rank, threshold, trace_share and adaptive.
+    """What clients report about their curvature; at most one of rank, threshold, trace_share and adaptive.
 
     Which of the settings apply is up to the plan that the rule needs: those that are fields of it.
 
@@ -48,9 +49,9 @@ class SketchSpec(Strict):
     iterations
         Passes of the iteration: the more, the more exact.
     max_examples
-        Use at most so many examples, drawn at random.
+        Use at most this many examples, drawn at random.
     sampled_labels
-        Labels that are drawn per example instead of summing over all classes.
+        Number of labels that are sampled per example instead of summing over all classes.
     """
 
     rank: Annotated[int, Field(ge=1)] | Literal["full"] | None = None
@@ -86,7 +87,7 @@ class SketchSpec(Strict):
         passes = eigen if set(takes) <= set(eigen) else takes
         odd = [key for key in said if key not in takes and key not in passes]
         if odd:
-            instead = f"; it takes {', '.join(takes)}" if takes else ""
+            instead = f": {instead_of(odd[0], takes)}" if takes else ""
             raise ValueError(f"{rule} takes no sketch.{', '.join(odd)}{instead}")
         if needs is None:
             return None

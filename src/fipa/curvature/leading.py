@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from fipa.curvature.operator import CurvatureOperator, Eigenpairs
 from fipa.curvature.rank import Rank, RelativeThreshold, TraceShare
 from fipa.curvature.solvers import EXACT_LIMIT, block_krylov, exact, subspace_iteration
-from fipa.errors import SketchError
+from fipa.errors import SketchError, instead_of
 
 Solver = Literal["auto", "exact", "subspace", "krylov"]
 
@@ -42,7 +42,7 @@ def leading(
         if chosen == "exact":
             return exact(operator, count)
         if chosen not in _ITERATIVE:
-            raise SketchError(f'unknown solver {solver!r}: use "auto", "exact", "subspace" or "krylov"')
+            raise SketchError(f"there is no solver {solver!r}: {instead_of(solver, get_args(Solver))}")
         return _ITERATIVE[chosen](
             operator, count, oversampling=oversampling, iterations=iterations, generator=generator
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from typing_extensions import TypedDict
 
+from fipa.errors import instead_of
 from fipa.layout import ParamSelection
 
 
@@ -40,4 +41,5 @@ def check_options(given: Iterable[str]) -> None:
     """Refuse misspelt ones, as Python does with other keywords."""
     unknown = sorted(set(given) - set(Options.__annotations__))
     if unknown:
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: options are {', '.join(Options.__annotations__)}")
+        instead = instead_of(unknown[0], Options.__annotations__)
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: {instead}")

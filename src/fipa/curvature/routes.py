@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from fipa.curvature.modes import evaluation_mode
 from fipa.curvature.operator import CurvatureOperator
 from fipa.curvature.options import Options, check_options
 from fipa.curvature.terms import LossName, Term, terms_of
-from fipa.errors import SketchError
+from fipa.errors import SketchError, instead_of
 from fipa.kernels.small_cnn import MOST, SmallCNN
 from fipa.layout import Layout, parameters_of
 
@@ -88,7 +88,7 @@ def _operator(
         route = "matrix_free"
     if route == "matrix_free":
         return MatrixFree(terms, values, memory_limit)
-    raise SketchError(f'unknown route {route!r}: use "auto", "rows", "matrix_free" or "linear_head"')
+    raise SketchError(f"there is no route {route!r}: {instead_of(route, get_args(Route))}")
 
 
 def _small(model: nn.Module, terms: list[Term], values: dict[str, Tensor]) -> SmallCNN | None:

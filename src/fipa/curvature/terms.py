@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from fipa.curvature.data import Inputs, cast, length, thinned
 from fipa.curvature.functional import Params, model_caller
-from fipa.errors import SketchError
+from fipa.errors import SketchError, instead_of
 
 LossName = Literal["mse", "cross_entropy", "least_squares"]
 
@@ -184,7 +184,7 @@ def terms_of(
             raise SketchError('loss="least_squares" takes one fipa.Residual or a list of them as data')
         return [residual.term(call, params) for residual in residuals]
     if loss not in ("mse", "cross_entropy"):
-        raise SketchError(f'unknown loss {loss!r}: use "mse", "cross_entropy" or "least_squares"')
+        raise SketchError(f"there is no loss {loss!r}: {instead_of(loss, get_args(LossName))}")
     if sampled_labels is not None and (loss != "cross_entropy" or sampled_labels < 1):
         raise SketchError('sampled_labels must be at least 1, and only applies to loss="cross_entropy"')
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fipa.data.images import Images, ImageSet
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 CHANNELS = (1, 3, 4)
 
@@ -43,7 +43,7 @@ def from_torch(
     classes
         Names; those in `train.classes` by default, or else "class 0" and so on.
     mean, std
-        Of each channel in [0, 1]; computed from the training images by default.
+        Mean and standard deviation of each channel in [0, 1]; computed from the training images by default.
     """
     for part, examples in (("train", train), ("test", test)):
         if not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
@@ -85,11 +85,11 @@ def from_huggingface(
     """
     for split in (train, test):
         if split not in splits:
-            raise FipaError(f"{name}: there is no split {split!r}; there is {', '.join(splits)}")
+            raise FipaError(f"{name}: there is no split {split!r}: {instead_of(split, splits)}")
         for column in (image, label):
             if column not in splits[split].features:
-                there = ", ".join(splits[split].features)
-                raise FipaError(f"{name}, {split}: there is no column {column!r}; there is {there}")
+                there = instead_of(column, splits[split].features)
+                raise FipaError(f"{name}, {split}: there is no column {column!r}: {there}")
 
     def examples(split: str) -> Iterable[tuple[Any, Any]]:
         return ((row[image], row[label]) for row in splits[split])

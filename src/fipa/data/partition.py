@@ -59,7 +59,7 @@ class Dirichlet:
     Parameters
     ----------
     alpha
-        $\alpha$: the smaller, the more unlike the clients.
+        $\alpha$: the smaller, the more the clients differ.
     smallest
         Least number of examples of a client.
     """

@@ -13,7 +13,7 @@ from fipa.data.idx import FASHION_MNIST, MNIST
 from fipa.data.images import ImageSet
 from fipa.data.source import Source
 from fipa.data.tiny_imagenet import TINY_IMAGENET
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 SETS: dict[str, Source] = {
     source.name: source for source in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, TINY_IMAGENET)
@@ -38,7 +38,7 @@ def get(name: str, root: str | Path | None = None, progress: Progress | None = N
 def find(name: str) -> Source:
     """What is known of a set."""
     if name not in SETS:
-        raise FipaError(f"there is no image set {name!r}; there are {', '.join(SETS)}")
+        raise FipaError(f"there is no image set {name!r}: {instead_of(name, SETS)}")
     return SETS[name]
 
 

@@ -33,7 +33,7 @@ class Arm:
     params
         Names or patterns of the parameters that are trained, sketched and sent; the others stay as they are.
     average
-        The mean of the last so many models is evaluated beside the last one; 0 for none.
+        Number of last models whose mean is evaluated, too; 0 for none.
     memory_limit
         Bytes of a round's updates that the server holds in memory, see `fipa.aggregate`.
     remembers

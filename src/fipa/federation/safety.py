@@ -42,15 +42,16 @@ class Safety:
     Parameters
     ----------
     longest_step
-        The server's step is at most so many times as long as the longest update of its round; None for any length.
+        Longest step of the server, in multiples of the longest update of its round; None for any length.
     slower
-        After a round in which no step lowered the loss, clients' learning rate is divided by this, and the step control
-        begins anew. It grows again, half as fast, with every round whose first trial is taken, up to what it was. 1
-        leaves it alone.
+        After a round in which no step lowered the loss, the clients' learning rate is divided by this, and the step
+        control starts again. The rate grows again, half as fast, with every round whose first trial is taken, up to its
+        old value. 1 leaves it alone.
     share
-        Of the seconds that clients train, how many they may spend on curvature. Where they spend more, and more than a
-        quarter of a second, the next rounds' sketches have fewer examples; None lets them. What was chosen is part of
-        the state, but another run may choose otherwise: fix the examples where two runs must agree to the last bit.
+        How long curvature may take, as a share of the clients' training time. If it takes longer, and longer than a
+        quarter of a second, the sketches of the next rounds use fewer examples; None allows any time. The choice is
+        part of the state, but another run may choose differently: fix the examples if two runs must agree to the last
+        bit.
     """
 
     longest_step: float | None = 1.0

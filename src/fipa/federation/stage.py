@@ -32,7 +32,7 @@ class Stage:
     Parameters
     ----------
     rule, local, plan
-        What the server does, what the clients do (None leaves it to them), and what they tell about their curvature.
+        What the server does, what the clients do (None leaves it to them), and what they report about their curvature.
     rounds
         Length of this stage.
     lr_scale

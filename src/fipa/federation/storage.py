@@ -74,7 +74,7 @@ class RunFolder:
         try:
             loaded = load_state(self.checkpoint)
         except FipaError as error:
-            raise FipaError(f"{error}: delete {self.path} to run this arm anew") from error
+            raise FipaError(f"{error}: delete {self.path} to run this arm again") from error
         if loaded is None:
             if repair:
                 self.history.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ class RunFolder:
         if len(lines) < rounds:
             raise FipaError(
                 f"{self.history} has {len(lines)} rounds, its checkpoint {rounds}: delete {self.path} to "
-                "run this arm anew"
+                "run this arm again"
             )
         late = len(lines) > rounds
         lines = lines[:rounds]
@@ -97,7 +97,7 @@ class RunFolder:
         if self._keep_thetas:
             size = rounds * state.theta.numel() * state.theta.element_size()
             if not self.thetas.exists() or self.thetas.stat().st_size < size:
-                raise FipaError(f"{self.thetas} is missing or too short: delete {self.path} to run this arm anew")
+                raise FipaError(f"{self.thetas} is missing or too short: delete {self.path} to run this arm again")
             if repair:
                 os.truncate(self.thetas, size)
         try:
@@ -105,7 +105,7 @@ class RunFolder:
             initial = found[0].get("initial_metric") if found else None
             return Saved(state, [RoundRecord.of(line) for line in found], content["status"], initial)
         except (json.JSONDecodeError, AttributeError, TypeError) as error:
-            raise FipaError(f"{self.history} is damaged: delete {self.path} to run this arm anew") from error
+            raise FipaError(f"{self.history} is damaged: delete {self.path} to run this arm again") from error
 
 
 def finite(value: Any) -> Any:

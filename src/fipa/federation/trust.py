@@ -15,18 +15,18 @@ from fipa.federation.control import LARGEST, SMALLEST
 class TrustRegion:
     r"""Limits the length of a step, and learns the limit.
 
-    Where all clients take part they judge every step: one that raises their loss is not taken, and a shorter one is
-    tried. Where only some do, nobody is asked twice: clients that come back report their loss anyway, and the server
-    had foretold it. In both cases $\rho$ is what the loss fell by, divided by what was foretold.
+    If all clients take part, they judge every step: one that raises their loss is not taken, and a shorter one is
+    tried. If only some do, nobody is asked twice: clients that come back report their loss anyway, and the server had
+    predicted it. In both cases $\rho$ is the actual fall of the loss divided by the predicted one.
 
     Parameters
     ----------
     initial
-        First radius as a share of the parameters' length. Parameters that are all zero have none: where only some
-        clients take part, and nobody can judge yet, the first step is then as long as its damping makes it.
+        First radius as a share of the parameters' length. Parameters that are all zero have no length: if only some
+        clients take part, and nobody can judge yet, only the damping limits the first step.
     bad, good
         Below a $\rho$ of `bad` the radius is halved, above `good` it is doubled if the last step had its full length.
-        What clients tell that were away for n rounds is news of n steps, so it takes n rounds of them to do that.
+        Clients that were away for n rounds report on n steps, so it takes n such reports to do that.
     trials
         Most steps that are tried in one round, where all clients judge them.
     """

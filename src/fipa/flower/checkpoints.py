@@ -44,7 +44,7 @@ class Checkpoints:
             return loaded
         except FipaError as error:
             raise FipaError(
-                f"the checkpoint {error}: delete it to begin anew, choose another file, or copy one of "
+                f"the checkpoint {error}: delete it to start again, choose another file, or copy one of "
                 f"{self._beside('*')} to its place"
             ) from error
 

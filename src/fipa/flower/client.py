@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fipa.aggregation.update import ClientUpdate
 from fipa.curvature.summary import CurvatureSummary, Occasion, SampledPlan
 from fipa.curvature.terms import LossName
-from fipa.errors import FipaError, SketchError
+from fipa.errors import FipaError, SketchError, instead_of
 from fipa.federation.messages import Reply
 from fipa.federation.safety import CURVATURE, TRAINING
 from fipa.flower.answer import encode
@@ -166,7 +166,7 @@ def reply(
     count = _count(num_examples, metrics, data)
     seconds = None if training is None else training.seconds
     if loss not in get_args(LossName):
-        raise FipaError(f"reply(loss={loss!r}): choose one of {', '.join(map(repr, get_args(LossName)))}, or residual=")
+        raise FipaError(f"reply(loss={loss!r}): {instead_of(loss, get_args(LossName))}, or give residual=")
     before = message.content.array_records[ARRAYS].to_torch_state_dict()
     notes = _rate(request, training)
     names = Names.of(model, before)

@@ -16,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 
 Precision = Literal["float32", "bfloat16", "int8"]
 ROWS = "fipa.rows"  # how numbers follow each other
@@ -41,7 +41,7 @@ class PayloadError(FipaError):
 def check_precision(precision: str) -> None:
     """Refuse a precision that is not known."""
     if precision not in get_args(Precision):
-        raise FipaError(f"unknown precision {precision!r}: use {', '.join(map(repr, get_args(Precision)))}")
+        raise FipaError(f"there is no precision {precision!r}: {instead_of(precision, get_args(Precision))}")
 
 
 def pack(tensors: Mapping[str, Tensor], precision: Precision = "float32") -> ArrayRecord:

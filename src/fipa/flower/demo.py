@@ -14,6 +14,7 @@ import torch
 import fipa
 from fipa.federation.parameters import load_theta
 from fipa.flower.deployment import Deployment
+from fipa.launch import choose
 
 EXPERIMENT, ARM = "demo", "FIPA controlled"
 FILES = {
@@ -107,8 +108,9 @@ def deploy_demo(
 
     Any other experiment must have as many clients as there are nodes: say so in `overrides`.
     """
-    say(f"a SuperLink and {nodes} SuperNodes on loopback, with TLS and a key for every node ...")
     settings = [*(changes(nodes, rounds) if experiment == EXPERIMENT else lasting(rounds)), *overrides]
+    choose(experiment, overrides=settings, arms=[arm])  # what is misspelt is found before anything starts
+    say(f"a SuperLink and {nodes} SuperNodes on loopback, with TLS and a key for every node ...")
     with Deployment(nodes) as deployment:
         app, output = write_app(deployment.folder / "app"), deployment.folder / "theta.safetensors"
         say(f"{rounds} rounds of {arm!r} of the experiment {experiment!r} ...")

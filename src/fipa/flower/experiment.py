@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fipa.config.load import load, validate
 from fipa.config.schema import Experiment, dump
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 from fipa.federation.arm import Arm
 from fipa.federation.parameters import Seen, save_theta
 from fipa.federation.problem import Problem
@@ -123,7 +123,7 @@ def _parts(experiment: Experiment, problem: Problem, name: str) -> list[Arm]:
     """An arm after its warm-up, or an error that says why it has no meaning on Flower."""
     arms = {arm.name: arm for arm in experiment.build(problem.least_squares)}
     if name not in arms:
-        raise FipaError(f"there is no arm {name!r}: choose one of {', '.join(map(repr, arms))}")
+        raise FipaError(f"there is no arm {name!r}: {instead_of(name, arms)}")
     arm, warmup = arms[name], experiment.build_warmup(problem.least_squares)
     parts = [warmup, arm] if warmup is not None and arm.after else [arm]
     reasons = {

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -101,23 +100,12 @@ def agreed(told: Mapping[int, Names]) -> Names:
 
 
 def pick(names: tuple[str, ...], params: ParamSelection) -> list[str]:
-    """As `selected`, with names that are near to one that matches nothing in the error."""
+    """As `selected`, with an error that says where the pattern was given."""
     assert params is not None
-    patterns = [params] if isinstance(params, str) else list(params)
     try:
-        return selected(list(names), patterns)
+        return selected(names, params)
     except LayoutError as error:
-        idle = next((p for p in patterns if not _matches(names, p)), "")
-        near = get_close_matches(idle, names, n=3, cutoff=0.5)
-        hint = f": did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise FipaError(f"FIPA(params=...): {error}{hint}") from error
-
-
-def _matches(names: tuple[str, ...], pattern: str) -> bool:
-    try:
-        return bool(selected(list(names), pattern))
-    except LayoutError:
-        return False
+        raise FipaError(f"FIPA(params=...): {error}") from error
 
 
 def change(model: nn.Module, before: Mapping[str, Tensor], names: tuple[str, ...]) -> tuple[Layout, Tensor]:

@@ -100,7 +100,7 @@ class Run:
                 raise FipaError(f"clients do not agree on what they train: {other}") from other
             names = other.names.chosen(self._strategy.params)
             counts = len(names.trained), len(names.averaged), len(names.tied)
-            log(INFO, "clients train %d arrays, average %d and tie %d: the round begins anew with these", *counts)
+            log(INFO, "clients train %d arrays, average %d and tie %d: the round starts again with these", *counts)
             self._take(names, settled=True)
             self.state, record = carry(self._coordinator.round(self.state), self._transport)
         self._transport.settled |= bool(record.clients)

@@ -58,24 +58,25 @@ class FIPA(FedAvg):
     local
         How clients with an objective train: `fipa.FullGradient()`, `fipa.SGD(...)`, ...; None leaves it to the app.
     plan
-        What clients tell of their curvature, all of it; by default what the rule needs.
+        What clients report about their curvature, in full; by default what the rule needs.
     rank, labels, examples
-        In the place of `plan`, for rules that need sketches: their rank (10), labels per example that are drawn from
-        the model's predictions (1; 0 for all classes), and the most examples (32, and fewer where that takes longer
-        than training). Not with Gauss-Newton clients, whose sketches are exact.
+        Instead of `plan`, for rules that need sketches: their rank (10), the number of labels per example that are
+        sampled from the model's predictions (1; 0 for all classes), and the most examples (32, and fewer if that takes
+        longer than training). Not with Gauss-Newton clients, whose sketches are exact.
     control
-        Lets a step be taken only if it lowers the loss: `fipa.StepControl(...)`, True or False. On by default with the
-        default rule: four steps are tried at most, each a third as long as the one before.
+        Takes a step only if it lowers the loss: `fipa.StepControl(...)`, True or False. On by default with the default
+        rule: at most four steps are tried, each a third as long as the one before.
     validate
-        `validate(arrays)` tells the loss of a model on the server. Without it clients do: those with an objective by
-        that, others by the app's own `@app.evaluate()` function, which must return a loss.
+        `validate(arrays)` computes the loss of a model on the server. Without it clients do: those with an objective
+        use that, others the app's own `@app.evaluate()` function, which must return a loss.
     loss_name
         Name of the loss among the metrics of that function; by default the one name with "loss" in it.
     safety
         `fipa.federation.safety.Safety`: the longest step, slower clients after rounds without one, and the share of a
         client's time for curvature. By default on with the default rule; None for none.
     warmup_rounds, warmup_rule, warmup_local
-        So many rounds with that rule, `fipa.FedAvg()`, and that training first; with `local` it must be given.
+        Number of rounds that come first, their rule, `fipa.FedAvg()` by default, and their training, which must be
+        given with `local`.
     lr_scale
         Factor for the clients' learning rate after the warm-up. The `lr` of `train_config` is multiplied by it, or
         else it is `message.content["config"]["lr-scale"]`. A client that reads neither is refused.
@@ -85,28 +86,31 @@ class FIPA(FedAvg):
     precision
         Precision of matrices on their way to the server: `"float32"`, `"bfloat16"` or `"int8"`.
     deadline, quorum, grace
-        A question is closed after so many seconds if that share of the clients asked has answered, and the others have
-        had so many seconds of grace since. Without a deadline it waits for all of them, up to the `timeout` of `start`.
-        Nodes that died are waited for, and asked anew, where there is no quorum without them: all with `quorum=1.0`.
+        A question is closed after `deadline` seconds if a share `quorum` of the clients has answered, and the others
+        have had `grace` more seconds since then. Without a deadline it waits for all of them, up to the `timeout` of
+        `start`. If there is no quorum without nodes that died, the server waits for them and asks again: for all with
+        `quorum=1.0`.
     late
-        A late answer counts in a later round, with the sketch it was made with, and its weight times this to the
-        power of its age in rounds; None for not at all.
+        A late answer counts in a later round, with the sketch it was made with, and its weight times this to the power
+        of its age in rounds; None drops it.
     seed
         Seed of all choices: the same seed gives the same run, whatever the nodes' ids and the order of their replies.
     checkpoint, keep
-        File for the state after every round. If it is there already, `start` resumes from it: with other settings, if
-        you like, but for those that the error names. Beside it the states after the last `keep` rounds, and the best.
+        File for the state after every round. If it exists, `start` resumes from it. Settings may differ, except for
+        those that the error names. Next to it are the states after the last `keep` rounds, and the best one.
     stop_after
-        So many rounds in a row without a usable answer, a quorum or a judge end the run with an error; 0 for never.
+        Number of rounds in a row without a usable answer, a quorum or a judge after which the run ends with an error; 0
+        for never.
     memory_limit
-        Bytes of a round's replies that the server holds in memory; those beyond are in temporary files, and sketches
-        that are larger together are solved with by iteration, see `fipa.aggregate`.
+        Bytes of a round's replies that the server holds in memory. The rest goes to temporary files, and sketches that
+        are larger together are solved with by iteration, see `fipa.aggregate`.
     limits, output
-        What is taken from a client at most. A folder for results.json, of which `fipa report` makes a page.
+        Limits for what a client may send. A folder for results.json, from which `fipa report` makes a page.
     arm
-        Stages and participation all at once, as experiments have them, in the place of the settings above.
+        Stages and participation together, as experiments have them, instead of the settings above.
     seen, **settings
-        What an earlier strategy's `seen` tells of the clients; those of Flower's `FedAvg`: `fraction_train`, ...
+        What an earlier strategy's `seen` says about the clients. The settings of Flower's `FedAvg`: `fraction_train`,
+        ...
 
     Attributes
     ----------

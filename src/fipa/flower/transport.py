@@ -84,7 +84,7 @@ class Cargo:
     tied
         Other names of trained parameters.
     dtypes
-        Of the arrays, where they are not those of the computation.
+        Types of the arrays, if they are not those of the computation.
     """
 
     layout: Layout

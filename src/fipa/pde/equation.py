@@ -169,7 +169,7 @@ def federated(
     metric, name
         Instead of the relative L2 error against `pde.exact`; without either, the root mean square of the residual.
     labels
-        Of the axes in pictures.
+        Names of the axes in pictures.
     """
     if not penalty > 0:
         raise FipaError(f"problem.penalty must be positive, got {penalty}")

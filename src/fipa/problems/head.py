@@ -1,4 +1,4 @@
-"""The head of a frozen network (paper Table 2): clients with unlike classes train one linear layer on its features."""
+"""The head of a frozen network (paper Table 2): clients train one linear layer on its features."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fipa.clients.client import Client
 from fipa.data import BalancedDirichlet, ImageSet, Partition, histogram, load
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 from fipa.federation.problem import Problem, Shares
 from fipa.problems.backbones import BACKBONES
 from fipa.problems.dealing import dealt
@@ -109,7 +109,7 @@ def _backbone(wanted: str) -> nn.Module:
     if wanted in BACKBONES:
         return BACKBONES[wanted]()
     if not wanted.endswith(".py"):
-        raise FipaError(f"there is no backbone {wanted!r}; there is {', '.join(BACKBONES)}, or name a Python file")
+        raise FipaError(f"there is no backbone {wanted!r}: {instead_of(wanted, BACKBONES)}, or name a Python file")
     make = getattr(module_from(wanted), "backbone", None)
     made = make() if callable(make) else None
     if not isinstance(made, nn.Module):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-
-import numpy as np
-import torch
 
 from fipa.errors import FipaError
 from fipa.federation.problem import Problem
 from fipa.problems.burgers import burgers
 from fipa.problems.elliptic import elliptic, poisson
-from fipa.problems.files import module_from
+from fipa.problems.files import drawing_from, module_from
 from fipa.problems.fitting import mixture2d, sine, teacher
 from fipa.problems.head import head
 from fipa.problems.inverse import inverse
@@ -28,11 +24,7 @@ def python(seed: int, *, file: str) -> Problem:
     file
         The Python file; relative to the experiment's own.
     """
-    common = seed_for(seed, "problem")
-    with torch.random.fork_rng(devices=[]):  # whatever the file draws from is the same in every process
-        torch.manual_seed(common)
-        random.seed(common)
-        np.random.seed(common % 2**32)
+    with drawing_from(seed_for(seed, "problem")):
         make = getattr(module_from(file), "problem", None)
         if not callable(make):
             raise FipaError(f"{file} must define a function problem(seed) that returns a fipa.Problem")

@@ -1,4 +1,4 @@
-"""Image classification (paper Tables 1 and 2): clients with unlike classes train one network."""
+"""Image classification (paper Tables 1 and 2): clients with different classes train one network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fipa.clients.client import Client
 from fipa.data import Augment, BalancedDirichlet, Images, ImageSet, Partition, histogram, load
 from fipa.data.images import Normalise
-from fipa.errors import FipaError
+from fipa.errors import FipaError, instead_of
 from fipa.federation.problem import Problem, Shares
 from fipa.kernels.small_cnn import classifier
 from fipa.models import ResNet, cnn
@@ -118,7 +118,7 @@ def images(
     params
         Which parameters are trained, by name or pattern; all by default.
     test_samples
-        The first so many test images only.
+        Use only this many of the test images, from the first on.
     """
     return split(
         load(dataset), seed, model=model, clients=clients, samples=samples, partition=partition, augment=augment,
@@ -166,7 +166,7 @@ def _model(
 ) -> nn.Module:
     if isinstance(wanted, str):
         if wanted not in MODELS:
-            raise FipaError(f"there is no model {wanted!r}; there are {', '.join(MODELS)}, or give its layers")
+            raise FipaError(f"there is no model {wanted!r}: {instead_of(wanted, MODELS)}, or give its layers")
         wanted = MODELS[wanted]
     channels, height, width = data.shape
     if isinstance(wanted, ConvNet):

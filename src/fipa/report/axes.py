@@ -33,8 +33,8 @@ class Axis:
 BYTES = {
     "uplink": Axis("uplink", "uplink of all clients, MiB, log scale", ("uplink_bytes",), MIB, log=True),
     "traffic": Axis(
-        "all traffic",
-        "uplink and downlink of all clients, MiB, log scale",
+        "uplink + downlink",
+        "up + down of all clients, MiB, log scale",  # as long as a phone has room for
         ("uplink_bytes", "downlink_bytes"),
         MIB,
         log=True,

@@ -57,9 +57,11 @@ def main_table(runs: Sequence[tuple[Results, dict[str, str]]]) -> Table:
     last = f"{metric['name']}, last round"
     compared = [compare(results) for results, _ in runs]
     paired = any(compared)
-    status = any(s.status != "finished" for results, _ in runs for s in best_first(results))
+    everyone = [s for results, _ in runs for s in best_first(results)]
+    status = any(s.status != "finished" for s in everyone)
+    down = any(not math.isnan(s.downlink_bytes) for s in everyone)  # older runs did not count these
     heads = ["arm", last, *(["against the control", "95 % interval", "p"] if paired else [])]
-    heads += ["uplink MiB", "seconds", *(["status"] if status else [])]
+    heads += ["uplink MiB", *(["downlink MiB"] if down else []), "seconds", *(["status"] if status else [])]
     rows: list[list[Cell]] = []
     for (results, labels), found in zip(runs, compared, strict=True):
         for s in best_first(results):
@@ -69,7 +71,8 @@ def main_table(runs: Sequence[tuple[Results, dict[str, str]]]) -> Table:
                 cells += [(c.value, difference(results, c)), (c.low, interval(results, c)), (c.p, p_value(c.p))]
             elif paired:
                 cells += [("", "control" if s.arm == results["control"] else "-"), ("", "-"), ("", "-")]
-            cells += [(s.uplink_bytes / MIB, mebibytes(s.uplink_bytes)), (s.seconds, number(s.seconds))]
+            sent = [s.uplink_bytes, *([s.downlink_bytes] if down else [])]
+            cells += [*((size / MIB, mebibytes(size)) for size in sent), (s.seconds, number(s.seconds))]
             rows.append([*cells, *([(s.status, s.status)] if status else [])])
     return Table("main stack", heads, rows)
 

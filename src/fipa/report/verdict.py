@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fipa.report.data import ArmSummary, Results, centralised, summary
 from fipa.report.significance import Comparison, compare
-from fipa.report.words import number, percent, signed, value, with_name
+from fipa.report.words import number, percent, signed, traffic, value, with_name
 
 CHANCE = 0.05  # a p-value from which on chance is not ruled out
 COLOURED = 6  # arms that a figure has colours for that everyone can tell apart
@@ -45,10 +45,8 @@ def facts(results: Results) -> list[str]:
     if start := sorted({s.after for s in summaries} - {0}):
         told[1] += f" after a warm-up of {_span(start)}"
     best, control = _best(results, summaries), next((s for s in summaries if s.arm == results["control"]), None)
-    if best is not None and control is not None and best is not control and control.uplink_bytes > 0:
-        times = number(best.uplink_bytes / control.uplink_bytes)
-        as_many = "as many bytes up as" if times == "1" else f"{times} times the bytes up of"
-        told.append(f"{best.arm} sent {as_many} the control")
+    if best is not None and control is not None and best is not control and (sent := traffic(best, control)):
+        told.append(f"{best.arm} {sent}")
     gone = sum(s.diverged > 0 for s in summaries)
     return [*told, *([f"{gone} of {len(summaries)} arms diverged"] if gone else [])]
 

@@ -151,13 +151,25 @@ def _winner(results: Results, summaries: Sequence[ArmSummary]) -> list[str]:
         sentences += ["It is the control: no other arm ends better."] if len(summaries) > 1 else []
     else:
         sentences.append(_comparison(results, best, control))
-        times = best.uplink_bytes / control.uplink_bytes if control.uplink_bytes > 0 else math.nan
-        if not math.isnan(times) and abs(times - 1) > 0.01:
-            sentences.append(f"It sent {number(times)} times as many bytes up as the control.")
+        if bytes_told := traffic(best, control):
+            sentences.append(f"{capitalised(bytes_told)}.")
     reference = next((s for s in summaries if s.arm == results["reference"] and s is not best), None)
     if reference is not None:
         sentences.append(f"The reference {reference.arm}, which is not compared, ends at {_final(results, reference)}.")
     return sentences
+
+
+def traffic(arm: ArmSummary, control: ArmSummary) -> str:
+    """How an arm's bytes compare with the control's, up and down; empty where they were not counted."""
+    told = []
+    for way, own, other in (
+        ("uplink", arm.uplink_bytes, control.uplink_bytes),
+        ("downlink", arm.downlink_bytes, control.downlink_bytes),
+    ):
+        if other > 0 and not math.isnan(own):
+            times = number(own / other)
+            told.append(f"the same {way}" if times == "1" else f"{times} times the {way}")
+    return f"against the control: {', '.join(told)}" if told else ""
 
 
 def _final(results: Results, summary: ArmSummary) -> str:

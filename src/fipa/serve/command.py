@@ -26,9 +26,13 @@ PORT = 8377
 
 def serving(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs, or one run.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Another address than this machine's own; needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
-    token: Annotated[str | None, typer.Option(help="Ask for this token; one is made for other addresses.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = PORT,
+    token: Annotated[
+        str | None, typer.Option(help="Token to ask for; a random one for other addresses by default.")
+    ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Watch and compare runs in the browser; Ctrl-C ends it."""
@@ -89,7 +93,7 @@ def open_browser(address: str) -> bool:
 
 @contextmanager
 def beside(run: Path, open_page: bool) -> Iterator[None]:
-    """A server in a process of its own as long as a run goes on; it ends with this process, however that ends."""
+    """A server in its own process for as long as a run takes; it ends with this process, however that ends."""
     absent = next((module for module in EXTRAS["serve"] if find_spec(module) is None), None)
     if absent is not None:
         typer.echo(f"no page: --serve needs {absent}: pip install 'fipa[serve]'", err=True)

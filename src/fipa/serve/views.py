@@ -81,6 +81,7 @@ def _arms(source: Source) -> list[dict[str, Any]]:
             "seeds": f"{sum(track.over for track in mine)}/{len(mine)}",
             "metric": value(metric, sum(lasts) / len(lasts)) if lasts else "-",
             "up": number(sum(track.sum("uplink_bytes") for track in mine) / MIB),
+            "down": number(sum(track.sum("downlink_bytes") for track in mine) / MIB),
             "seconds": duration(sum(track.sum("seconds") for track in mine)),
         })  # fmt: skip
     return rows
