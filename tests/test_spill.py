@@ -137,7 +137,12 @@ def test_passing_through_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
         assert left == [id(t) for s in sketches[:i] for t in s.tensors().values()]
         assert sketch is sketches[i]
     assert len(left) == 6
-    assert (len(passing), passing[1], passing[1:]) == (3, sketches[1], sketches[1:])
+    assert (len(passing), passing[1], list(passing[1:])) == (3, sketches[1], sketches[1:])
+
+
+def test_all_can_be_had_at_once() -> None:
+    tensors = [spilled(torch.full((30_000,), float(k))) for k in range(3)]
+    assert torch.stack(Passing(tensors)).sum(dim=1).tolist() == [0.0, 30_000.0, 60_000.0]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what is in memory")

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -99,24 +99,14 @@ class Shelf:
         return tensor
 
 
-class Passing(Sequence[T]):
-    """Things made of tensors, of which memory need hold one at a time: who goes through them leaves none behind."""
+class Passing(tuple[T, ...]):
+    """Things made of tensors, of which memory need hold one at a time: who goes through them leaves none behind.
 
-    def __init__(self, things: Sequence[T]) -> None:
-        self._things = things
-
-    def __len__(self) -> int:
-        return len(self._things)
-
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[T]: ...
-    def __getitem__(self, place: Any) -> Any:
-        return self._things[place]
+    A tuple, since `torch.stack` and the like take nothing else: a rule that wants all of them at once can have them.
+    """
 
     def __iter__(self) -> Iterator[T]:
-        for thing in self._things:
+        for thing in super().__iter__():
             yield thing
             release(*_tensors(thing))
 

@@ -29,7 +29,6 @@ from fipa import (
     Layout,
     Sketch,
 )
-from fipa.spill import Passing
 
 DOUBLE = torch.float64
 CUTOFF = 1e-5  # the rules' default
@@ -290,4 +289,4 @@ def tensors_in(thing: object) -> list[Tensor]:
         return [t for f in fields(thing) for t in tensors_in(getattr(thing, f.name))]
     if isinstance(thing, dict):
         thing = list(thing.values())
-    return [t for item in thing for t in tensors_in(item)] if isinstance(thing, list | tuple | Passing) else []
+    return [t for item in thing for t in tensors_in(item)] if isinstance(thing, list | tuple) else []

@@ -125,7 +125,7 @@ def test_a_backbone_from_a_file(tmp_path: Path) -> None:
     file.write_text("backbone = 3")
     with pytest.raises(fipa.FipaError, match=r"must define a function backbone\(\)"):
         head(0, backbone=str(file), clients=3)
-    with pytest.raises(fipa.FipaError, match=r"no backbone 'resnet'; there is efficientnet-lite0"):
+    with pytest.raises(fipa.FipaError, match=r"there is no backbone 'resnet': choose efficientnet-lite0"):
         head(0, backbone="resnet", clients=3)
 
 

@@ -29,8 +29,8 @@ class Cohort:
     clients: tuple[str, ...]  # how errors call them
     ids: tuple[int | str, ...]  # client ids, or places in the list
     weights: tuple[float, ...]  # w_m = N_m / N, or the given weights' shares
-    deltas: Sequence[Tensor]  # flat (p)
-    curvatures: Sequence[CurvatureSummary | None]
+    deltas: tuple[Tensor, ...]  # flat (p)
+    curvatures: tuple[CurvatureSummary | None, ...]
     num_examples: tuple[int, ...]
     identified: bool = True  # whether `ids` tell who a client is, also in another round
     population: int | None = None  # clients of the federation, here or not; None: nobody has told
