@@ -54,7 +54,8 @@ class StepControl:
         How often a step d, before it is judged, is led back to the floor of the valley (as the second-order correction
         of constrained optimization). Clients answer with $g_m = J_m^\top r_m(\theta + d)$, what the step leaves of
         their residuals, seen as a gradient where it began, and $-(\hat H + \varphi \beta I)^{-1} \sum_m w_m g_m$ is
-        added to d: it takes away the stiff part of the linearisation's error, and the way along the valley stays. Needs Gauss-Newton clients, and a damping that is adapted; 3 is a good value.
+        added to d: it takes away the stiff part of the linearisation's error, and the way along the valley stays.
+        Needs Gauss-Newton clients, and a damping that is adapted; 3 is a good value.
     firmness
         $\varphi$: how many times the damping of the step that of its corrections is.
     """
