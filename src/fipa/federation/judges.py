@@ -82,13 +82,14 @@ class Judges:
         theta = self._round.state.theta
         v = result.theta - theta
         a = 0.5 * (yield from self._answered(rule, Bend(theta, v)))
-        return self._moved(result, v + a), 2 * float(a.norm()) / (float(v.norm()) or 1.0)
+        return self._moved(result, result.theta + a, v + a), 2 * float(a.norm()) / (float(v.norm()) or 1.0)
 
     def settle(self, rule: Rule, result: Result[Tensor]) -> Conversation[Result[Tensor]]:
         """The step with what the rule makes of the residuals that it leaves."""
         theta = self._round.state.theta
         d = result.theta - theta
-        return self._moved(result, d + (yield from self._answered(rule, Remainder(theta, d))))
+        d = d + (yield from self._answered(rule, Remainder(theta, d)))
+        return self._moved(result, theta + d, d)
 
     def _answered(self, rule: Rule, question: Bend) -> Conversation[Tensor]:
         """What the rule makes of the clients' answers, each of which is a gradient at the broadcast model."""
@@ -103,15 +104,15 @@ class Judges:
         for client, gradient in answers.values.items():
             corrections[client] = local(self._replies[client].update.sketch, aligned(gradient), floor)
         full: Any = rule
-        return self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # steps have the rule's in them
+        step: Tensor = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v and d have the rule's
+        return step
 
-    def _moved(self, result: Result[Tensor], d: Tensor) -> Result[Tensor]:
-        """The same result with another step."""
-        theta = self._round.state.theta
-        mean, length = self._apply(FedAvg()).theta - theta, float(d.norm())
+    def _moved(self, result: Result[Tensor], theta: Tensor, d: Tensor) -> Result[Tensor]:
+        """The same result with another model, and the step that leads there."""
+        mean, length = self._apply(FedAvg()).theta - self._round.state.theta, float(d.norm())
         cosine = float(d @ mean) / (length * float(mean.norm()) or 1.0)
         diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
-        return replace(result, theta=theta + d, diagnostics=diagnostics)
+        return replace(result, theta=theta, diagnostics=diagnostics)
 
 
 def averaged(replies: Sequence[Reply]) -> dict[str, Tensor]:
