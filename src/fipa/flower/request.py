@@ -184,11 +184,11 @@ def question_of(
     arrays: Any = content.get(TENSORS)
     if not isinstance(arrays, ArrayRecord):
         raise PayloadError("has no tensors: the strategy leaves training to the app, FIPA(local=...) would not")
-    wanted = ("direction",) if issubclass(kind, Bend) else ("delta",) if kind is Curve and "delta" in arrays else ()
+    wanted = ("direction",) if kind in (Bend, Remainder) else ("delta",) if kind is Curve and "delta" in arrays else ()
     found = unpack(arrays, dict.fromkeys(("theta", *wanted) if kept is None else wanted, shape), like.dtype)
     theta = found["theta"] if kept is None else kept
-    if issubclass(kind, Bend):
-        return kind(theta, found["direction"])
+    if kind in (Bend, Remainder):
+        return Bend(theta, found["direction"]) if kind is Bend else Remainder(theta, found["direction"])
     if kind is Curve:
         assert basis is not None
         assert request.plan is not None
