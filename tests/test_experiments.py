@@ -90,6 +90,15 @@ def test_accelerated_fipa_solves_equations(tmp_path, name, error, settings):
 
 
 @pytest.mark.convergence
+def test_corrected_fipa_solves_an_equation_to_seven_digits(tmp_path):
+    """What single-site solvers reach, from two clients at a low rank."""
+    arm = "FIPA corrected, low rank"
+    curve = curves(tmp_path, "pde-fisher", [arm])[arm]
+    assert curve["metric"][-1] <= 1e-7
+    assert curve["loss"] == sorted(curve["loss"], reverse=True)
+
+
+@pytest.mark.convergence
 def test_the_example_of_a_users_own_equation(tmp_path):
     out = tmp_path / "out"
     arm = "FIPA, Gauss-Newton clients"

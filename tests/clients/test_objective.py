@@ -203,6 +203,7 @@ def test_rows_and_their_bend_along_a_direction(kind):
     J = torch.func.jacrev(rows)(theta)
     second = torch.einsum("rij,i,j->r", torch.func.jacrev(torch.func.jacrev(rows))(theta), v, v)
     torch.testing.assert_close(objective.bend(theta, v), J.T @ second, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(objective.remainder(theta, v), J.T @ rows(theta + v), rtol=1e-9, atol=1e-10)
 
 
 def test_cross_entropy_has_no_rows():

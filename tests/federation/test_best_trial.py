@@ -57,7 +57,7 @@ def test_damping_grows_from_its_initial_value() -> None:
 
 
 def test_acceleration_goes_with_the_first_trial_only() -> None:
-    with pytest.raises(FipaError, match="acceleration goes with select"):
+    with pytest.raises(FipaError, match="acceleration and corrections go with select"):
         StepControl(select="best", acceleration=0.75)
 
 

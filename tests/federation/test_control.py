@@ -56,8 +56,11 @@ class Script:
     def follow(self, rule: Rule, result: Result[torch.Tensor]) -> Conversation[tuple[Result[torch.Tensor], float]]:
         raise AssertionError("nobody asked for acceleration")
 
+    def settle(self, rule: Rule, result: Result[torch.Tensor]) -> Conversation[Result[torch.Tensor]]:
+        raise AssertionError("nobody asked for corrections")
+
     def run(self, control: StepControl, rule: Rule, value: float, loss: float = 1.0) -> Trial:
-        trials = controlled(control, rule, value, loss, self.propose, self.probe, self.follow)
+        trials = controlled(control, rule, value, loss, self.propose, self.probe, self.follow, self.settle)
         with pytest.raises(StopIteration) as end:
             next(trials)
         return end.value.value

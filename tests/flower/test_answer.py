@@ -23,7 +23,7 @@ from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.covariance import CovariancePlan
 from fipa.curvature.diagonal import DiagonalPlan
 from fipa.curvature.sketch import SketchPlan
-from fipa.federation.messages import Bend, Gradient, Loss, Order
+from fipa.federation.messages import Bend, Gradient, Loss, Order, Remainder
 from fipa.flower import FIPA, Limits, PayloadError
 from fipa.flower.answer import Expected, decode, encode_value
 from fipa.flower.codec import nbytes
@@ -287,7 +287,7 @@ THETA = torch.arange(4.0, dtype=torch.float64)
 LAYOUT = Layout(("w",), ((4,),))
 
 
-@pytest.mark.parametrize("question", [Gradient(THETA), Loss(THETA), Bend(THETA, -THETA)])
+@pytest.mark.parametrize("question", [Gradient(THETA), Loss(THETA), Bend(THETA, -THETA), Remainder(THETA, -THETA)])
 def test_questions_and_their_answers_survive_the_way(question: Any) -> None:
     request = Request(question.method, 2, 5, params=LAYOUT.names)
     content = RecordDict({"fipa": request.record(), **tensors_of(question, 0)})

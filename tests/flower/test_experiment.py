@@ -61,6 +61,7 @@ ARMS = {
     "shared basis, clients that train": ("digits", "FIPA shared basis", [*DIGITS, *TRAIN], 4),
     "adaptive": ("fit-adaptive", "FIPA adaptive (paper)", ADAPTIVE, 2),
     "acceleration": ("poisson-1d", "FIPA accelerated, low rank", PDE, 2),
+    "corrections": ("poisson-1d", "FIPA corrected, low rank", [*PDE, "arms.FIPA corrected, low rank.rounds=3"], 2),
 }
 
 

@@ -85,7 +85,7 @@ class Objective:
             ((x, y),) = terms
             return ((model(x) - y) / len(y) ** 0.5).reshape(-1)
         if self._client.loss != "least_squares":
-            raise FipaError(f"{self._client.loss} has no residuals: leave step_control.acceleration out")
+            raise FipaError(f"{self._client.loss} has no residuals to bend or correct: leave that out of step_control")
         pairs = self._residuals(model, terms)
         return torch.cat([((weight / len(rows)).sqrt() * rows).reshape(-1) for rows, weight in pairs])
 
@@ -112,6 +112,11 @@ class Objective:
 
         curvature = jvp(slope, (flat,), (direction,))[1]
         return vjp(rows, flat)[1](curvature)[0]
+
+    def remainder(self, flat: Tensor, direction: Tensor) -> Tensor:
+        r"""$J^\top r$ (p), with $J$ the Jacobian here and $r$ the residuals after a step."""
+        left = self.rows(flat + direction, self.terms)
+        return vjp(lambda theta: self.rows(theta, self.terms), flat)[1](left)[0]
 
     def features(self, flat: Tensor, x: Tensor, levels: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and what goes into the modules at `levels` on the way."""

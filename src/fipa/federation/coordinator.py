@@ -210,7 +210,7 @@ class _Round:
         judges = yield from Judges(self, apply, updates, replies).called()
         trial = yield from controlled(
             stage.control, rule, value, judges.loss, lambda tried: apply(tried, state.rule_state), judges.probe,
-            judges.follow,
+            judges.follow, judges.settle,
         )  # fmt: skip
         settings["damping" if stage.control.parameter(rule) == "damping" else "step"] = trial.used
         judged = judges.at(trial.result.theta) if trial.result is not None else judges.losses

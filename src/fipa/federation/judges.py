@@ -15,7 +15,7 @@ from fipa.aggregation.rule import Result, Rule
 from fipa.aggregation.update import ClientUpdate
 from fipa.errors import Diverged, FipaError
 from fipa.federation.control import Conversation
-from fipa.federation.messages import Bend, Loss, Reply, VariedLoss
+from fipa.federation.messages import Bend, Loss, Remainder, Reply, VariedLoss
 from fipa.federation.stage import floor_of
 from fipa.linalg import aligned
 
@@ -79,22 +79,40 @@ class Judges:
 
         Late clients are not asked. Their curvature counts, their bend does not: the correction is then too short.
         """
-        local, theta, floor = self._local, self._round.state.theta, floor_of(rule)
+        theta = self._round.state.theta
         v = result.theta - theta
-        answers = yield from self._round.ask(list(self._replies), Bend(theta, v))
+        a = 0.5 * (yield from self._answered(rule, Bend(theta, v)))
+        return self._moved(result, result.theta + a, v + a), 2 * float(a.norm()) / (float(v.norm()) or 1.0)
+
+    def settle(self, rule: Rule, result: Result[Tensor]) -> Conversation[Result[Tensor]]:
+        """The step with what the rule makes of the residuals that it leaves."""
+        theta = self._round.state.theta
+        d = result.theta - theta
+        d = d + (yield from self._answered(rule, Remainder(theta, d)))
+        return self._moved(result, theta + d, d)
+
+    def _answered(self, rule: Rule, question: Bend) -> Conversation[Tensor]:
+        """What the rule makes of the clients' answers, each of which is a gradient at the broadcast model."""
+        local, theta, floor = self._local, self._round.state.theta, floor_of(rule)
+        answers = yield from self._round.ask(list(self._replies), question)
         if len(answers.values) < len(self._replies):
-            raise Diverged("a client does not tell how its residuals bend")
-        corrections = {i: torch.zeros_like(v) for i in (update.client_id for update in self._updates) if i is not None}
+            raise Diverged("a client does not tell how its residuals change along the step")
+        if not all(bool(gradient.isfinite().all()) for gradient in answers.values.values()):
+            raise Diverged("residuals along the step are no numbers")
+        ids = (update.client_id for update in self._updates)
+        corrections = {i: torch.zeros_like(theta) for i in ids if i is not None}
         for client, gradient in answers.values.items():
-            corrections[client] = 0.5 * local(self._replies[client].update.sketch, aligned(gradient), floor)
+            corrections[client] = local(self._replies[client].update.sketch, aligned(gradient), floor)
         full: Any = rule
-        a = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v has the rule's step in it
-        mean = self._apply(FedAvg()).theta - theta
-        length = float((v + a).norm())
-        cosine = float((v + a) @ mean) / (length * float(mean.norm()) or 1.0)
+        step: Tensor = self._apply(replace(full, step=1.0), {}, corrections).theta - theta  # v and d have the rule's
+        return step
+
+    def _moved(self, result: Result[Tensor], theta: Tensor, d: Tensor) -> Result[Tensor]:
+        """The same result with another model, and the step that leads there."""
+        mean, length = self._apply(FedAvg()).theta - self._round.state.theta, float(d.norm())
+        cosine = float(d @ mean) / (length * float(mean.norm()) or 1.0)
         diagnostics = replace(result.diagnostics, step_length=length, cosine_with_fedavg=cosine)
-        ratio = 2 * float(a.norm()) / (float(v.norm()) or 1.0)
-        return replace(result, theta=result.theta + a, diagnostics=diagnostics), ratio
+        return replace(result, theta=theta, diagnostics=diagnostics)
 
 
 def averaged(replies: Sequence[Reply]) -> dict[str, Tensor]:

@@ -125,6 +125,13 @@ class Bend:
 
 
 @dataclass(frozen=True, eq=False)
+class Remainder(Bend):
+    """What a step from a model leaves of the residuals, seen as a gradient at the model. Answered with a tensor (p)."""
+
+    method: ClassVar[str] = "remainders"
+
+
+@dataclass(frozen=True, eq=False)
 class Curve:
     """The curvature at a model in the shared basis. Answered with bytes: see `BasisCurvature.packed`.
 

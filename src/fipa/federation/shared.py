@@ -288,8 +288,9 @@ class SharedStep:
         if isinstance(control, StepControl):
             value = control.start(rule) if radius is None else radius
             trial = yield from controlled(
-                control, rule, value, judges.loss, lambda tried: apply(tried, {}), judges.probe, judges.follow
-            )
+                control, rule, value, judges.loss, lambda tried: apply(tried, {}), judges.probe, judges.follow,
+                judges.settle,
+            )  # fmt: skip
             after = trial.loss if trial.result is not None else judges.loss
             return Outcome(
                 trial.result, trial.value, trial.trials, trial.used, radius=rule.radius, loss=judges.loss,

@@ -123,6 +123,13 @@ class Site:
         with torch.no_grad():
             return torch.stack([self._objective(client).bend(theta, direction) for client in clients])
 
+    def remainders(self, clients: Sequence[int], theta: Tensor, direction: Tensor, round_number: int = 0) -> Tensor:
+        """What a step leaves of each client's residuals, seen as gradients (M x p) where it began."""
+        self._turn(round_number)
+        self.problem.model.eval()
+        with torch.no_grad():
+            return torch.stack([self._objective(client).remainder(theta, direction) for client in clients])
+
     def curvatures(
         self,
         clients: Sequence[int],

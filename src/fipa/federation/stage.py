@@ -90,10 +90,11 @@ class Stage:
 def check_together(rule: Rule, local: LocalRule | None, plan: CurvaturePlan | None, control: Control | None) -> None:
     """Refuse settings of server and clients that only work in pairs."""
     newton = isinstance(local, GaussNewton)
-    if isinstance(control, StepControl) and control.acceleration is not None:
+    if isinstance(control, StepControl) and (control.acceleration is not None or control.corrections):
         sketches = isinstance(rule, FIPA | CompletedFIPA) and isinstance(plan, SketchPlan)
         if not newton or not sketches:
-            raise FipaError("step_control.acceleration needs gauss-newton clients that send eigen-sketches")
+            name = "corrections" if control.acceleration is None else "acceleration"
+            raise FipaError(f"step_control.{name} needs gauss-newton clients that send eigen-sketches")
     gradients = isinstance(local, FullGradient)
     if isinstance(control, TrustRegion) and not isinstance(rule, SharedFIPA):
         raise FipaError(f"a trust region is for SharedFIPA, not for {type(rule).__name__}: use step control")

@@ -16,7 +16,7 @@ from fipa.curvature.registry import settings_of as settings_of_plan
 from fipa.curvature.summary import CurvaturePlan
 from fipa.federation.adaptive import AdaptiveRank, AdaptiveSteps
 from fipa.federation.basis import Basis, Move
-from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order, VariedLoss
+from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order, Remainder, VariedLoss
 from fipa.flower.codec import PayloadError, Precision, pack, tensors_in, unpack
 from fipa.layout import Layout
 
@@ -27,7 +27,7 @@ WHO = "fipa_who"  # action of the query that asks who a node is
 OBJECTIVE = "objective"  # in its answer: whether the node has one
 FIPA_ACTION = "fipa"  # of questions to an objective: an app's own train function has the default action
 JUDGE = "evaluate"  # the question for the loss at a model, to an app's own evaluate function
-QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, VariedLoss, Bend, Curve)}
+QUESTIONS = {kind.method: kind for kind in (Order, Gradient, Loss, VariedLoss, Bend, Remainder, Curve)}
 Asked = Order | Gradient | Loss | Bend | Curve
 
 
@@ -184,11 +184,11 @@ def question_of(
     arrays: Any = content.get(TENSORS)
     if not isinstance(arrays, ArrayRecord):
         raise PayloadError("has no tensors: the strategy leaves training to the app, FIPA(local=...) would not")
-    wanted = ("direction",) if kind is Bend else ("delta",) if kind is Curve and "delta" in arrays else ()
+    wanted = ("direction",) if kind in (Bend, Remainder) else ("delta",) if kind is Curve and "delta" in arrays else ()
     found = unpack(arrays, dict.fromkeys(("theta", *wanted) if kept is None else wanted, shape), like.dtype)
     theta = found["theta"] if kept is None else kept
-    if kind is Bend:
-        return Bend(theta, found["direction"])
+    if kind in (Bend, Remainder):
+        return Bend(theta, found["direction"]) if kind is Bend else Remainder(theta, found["direction"])
     if kind is Curve:
         assert basis is not None
         assert request.plan is not None
