@@ -7,6 +7,7 @@ temporary files: set TMPDIR to a folder on a disk where that is memory.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import tempfile
@@ -47,8 +48,16 @@ def spilled(tensor: Tensor) -> Tensor:
             tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tofile(file)
         return torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
     finally:
-        with suppress(PermissionError):  # of systems that do not part with a file in use
-            os.unlink(path)
+        _unlink(path, later=True)
+
+
+def _unlink(path: str, later: bool = False) -> None:
+    """Where a system does not part with a file in use, at the end."""
+    try:
+        os.unlink(path)
+    except PermissionError:
+        if later:
+            atexit.register(_unlink, path)
 
 
 def in_file(tensor: Tensor) -> bool:
@@ -61,13 +70,15 @@ def release(*tensors: Tensor) -> None:
     for tensor in tensors:
         if in_file(tensor):
             storage = tensor.untyped_storage()
-            with suppress(OSError, AttributeError):  # another C library: then the system does it, when it must
+            with suppress(
+                OSError, AttributeError, TypeError
+            ):  # another C library: then the system does it, when it must
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _DROP)
 
 
 def _give_back() -> None:
     """What the last one left to the C library, whose holes small things would soon make too small for the next one."""
-    with suppress(OSError, AttributeError):  # another C library
+    with suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 

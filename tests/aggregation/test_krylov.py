@@ -237,6 +237,7 @@ def test_without_damping_it_is_the_direct_way(rule: FIPA | CompletedFIPA) -> Non
 
 def test_without_damping_a_system_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fipa.aggregation.fipa._ALWAYS", 0)
+    monkeypatch.setattr(krylov, "WIDTH", 4)
     with pytest.raises(fipa.FipaError, match=r"FIPA without damping solves a system of side 180 .* set a damping"):
         results(many(p=1200), FIPA(), 32 * 180**2 - 1)
 
@@ -248,3 +249,24 @@ def test_room() -> None:
     assert 8 * columns * 272_474 <= fipa.spill.MEMORY_LIMIT // 4
     columns, width = krylov._room(11_173_962, fipa.spill.MEMORY_LIMIT)
     assert columns >= 4 * width
+
+
+def test_many_small_sketches_whose_system_would_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sketches fit, the R x R system does not: damped steps iterate, others say what to do."""
+    monkeypatch.setattr("fipa.aggregation.fipa._ALWAYS", 0)
+    monkeypatch.setattr(krylov, "WIDTH", 4)
+    generator = torch.Generator().manual_seed(3)
+    layout = fipa.Layout(("w",), ((400,),))
+    updates = []
+    for client in range(40):
+        vectors = torch.linalg.qr(torch.randn(400, 6, generator=generator, dtype=torch.float64)).Q
+        sketch = fipa.Sketch(vectors, torch.arange(6, 0, -1).double(), layout)
+        delta = torch.randn(400, generator=generator, dtype=torch.float64)
+        updates.append(fipa.ClientUpdate(delta, 10, sketch, client))
+    theta, limit = torch.zeros(400, dtype=torch.float64), 40 * 6 * 400 * 8
+    found = fipa.aggregate(theta, updates, fipa.FIPA(damping=0.5), memory_limit=limit)
+    direct = fipa.aggregate(theta, updates, fipa.FIPA(damping=0.5))
+    assert found.diagnostics.error_bound > 0 == direct.diagnostics.error_bound
+    torch.testing.assert_close(found.theta, direct.theta, rtol=1e-4, atol=1e-6)
+    with pytest.raises(fipa.FipaError, match="system of side 240"):
+        fipa.aggregate(theta, updates, fipa.FIPA(), memory_limit=limit)

@@ -78,9 +78,15 @@ def test_any_number_of_layers_labels_and_blocks(widths: tuple[int, ...], n: int,
         check(*both(model, x, "cross_entropy", sampled_labels=labels))
 
 
-def test_several_batches() -> None:
-    model, (x, _) = network([3], [True], (1, 4, 4)), images(20, (1, 4, 4))
-    whole, pieces = (operator_of(model, data, "mse") for data in (x, [x[:13], x[13:]]))
+@pytest.mark.parametrize("sizes", [(13, 7), (1, 1), (1, 100), (101, 1)])
+def test_several_batches(sizes: tuple[int, int]) -> None:
+    """Of different dtypes, else they would be joined; blocks of one image must not share memory."""
+    n = sum(sizes)
+    model, (x, y) = network([3], [True], (1, 4, 4)), images(n, (1, 4, 4))
+    first, rest = slice(sizes[0]), slice(sizes[0], n)
+    batches = [(x[first], y[first]), (x[rest].double(), y[rest])]
+    whole, pieces = (operator_of(model, data, "mse") for data in (x, batches))
+    assert len(pieces.terms) == 2
     close(pieces.gram(), whole.gram())
 
 

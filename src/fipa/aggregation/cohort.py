@@ -16,7 +16,7 @@ from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import LayoutError, UpdateError
 from fipa.layout import Layout
 from fipa.linalg import aligned
-from fipa.spill import MEMORY_LIMIT, Passing, release
+from fipa.spill import MEMORY_LIMIT, Passing, in_file, release, spilled
 
 C = TypeVar("C", bound=CurvatureSummary)
 T = TypeVar("T")
@@ -109,7 +109,9 @@ def gather(
             raise UpdateError(
                 f"{client} has weight={w!r}: it must be a positive number; leave out clients that do not count"
             )
-        deltas.append(aligned(_flatten_delta(client, update.delta, layout, flat_theta)))
+        flat = aligned(_flatten_delta(client, update.delta, layout, flat_theta))
+        parts = update.delta.values() if isinstance(update.delta, Mapping) else (update.delta,)
+        deltas.append(spilled(flat) if any(in_file(part) for part in parts) else flat)
         if update.sketch is not None:
             check_curvature(client, update.sketch, layout, flat_theta)
             release(*update.sketch.tensors().values())

@@ -144,10 +144,10 @@ def _weigh(
 ) -> Step:
     r"""$d = \kappa \bar\Delta + A^\top F (\rho y - \kappa A \bar\Delta)$, F the filtered inverse, $\kappa$ = `mean`."""
     stack = _stack(cohort, rule)
-    if stack.nbytes > cohort.memory_limit:
+    if stack.nbytes > cohort.memory_limit or _system(stack) > max(cohort.memory_limit, _ALWAYS):
         if damping:
             return _iterated(cohort, stack, damping, step, mean, pull)
-        _check_side(stack, rule, cohort.memory_limit)
+        _check_system(stack, rule, cohort.memory_limit)
     solve = ReducedSolve(stack, damping, cutoff)
     y = [pull * own for own in stack.times_each(cohort.deltas)]
     if mean == 0.0:
@@ -190,7 +190,7 @@ def _iteration(cohort: Cohort, stack: Stack, dtype: torch.dtype) -> Iteration:
     same = [one for one in found if one.deltas is cohort.deltas and one.dtype == dtype]
     if not same:
         same = [Iteration(cohort, stack, dtype)]
-        found[:] = [*found[-1:], *same]
+    found[:] = [*[one for one in found if one is not same[0]][-1:], same[0]]
     return same[0]
 
 
@@ -198,13 +198,17 @@ def _iterations(cohort: Cohort) -> list[Iteration]:
     return []
 
 
-def _check_side(stack: Stack, rule: str, memory_limit: int) -> None:
-    """Without damping there is no way around the R x R system, which takes about four matrices of that size."""
-    side = sum(stack.ranks)
-    if 32 * side**2 > max(memory_limit, _ALWAYS):
+def _system(stack: Stack) -> int:
+    """Bytes of an R x R system, which takes about four matrices of that size in float64."""
+    return 32 * int(sum(stack.ranks)) ** 2
+
+
+def _check_system(stack: Stack, rule: str, memory_limit: int) -> None:
+    """Without damping there is no way around the R x R system."""
+    if _system(stack) > max(memory_limit, _ALWAYS):
         raise FipaError(
-            f"{rule} without damping solves a system of side {side} for these sketches, which takes "
-            f"{32 * side**2 / 2**30:.1f} GiB: set a damping, lower the clients' rank, or raise memory_limit"
+            f"{rule} without damping solves a system of side {sum(stack.ranks)} for these sketches, which takes "
+            f"{_system(stack) / 2**30:.1f} GiB: set a damping, lower the clients' rank, or raise memory_limit"
         )
 
 

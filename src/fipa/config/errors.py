@@ -54,6 +54,8 @@ def _reason(detail: ErrorDetails) -> str:
         value = context.get("tag", detail["input"])
         known = re.findall("'([^']*)'", context.get("expected_tags") or context["expected"])
         known = [name for name in known if name != "given"]  # a problem that was made in Python: no file can name it
+        if not known:
+            return f"{value!r} is not allowed: use {context['expected']}"
         kind = _kind(detail)
         own = ", or list the Python file that registers it in `files`" if kind in ("rule", "local") else ""
         return f"there is no {CALLED.get(kind, '')}{value!r}: {instead_of(value, known)}{own}"

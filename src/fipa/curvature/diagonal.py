@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from fipa.curvature.explicit import BLOCK_BYTES, ExplicitRows
+from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.factored import FactoredRows
 from fipa.curvature.operator import check_finite
 from fipa.curvature.options import Options
@@ -60,10 +60,10 @@ def diagonal_fisher(
     torch.Size([15])
     """
     with curvature_of(
-        model, data, loss, route="rows", memory_limit=BLOCK_BYTES, **options
+        model, data, loss, route="rows", hold=False, **options
     ) as (operator, layout, num_examples):  # fmt: skip
         assert isinstance(operator, ExplicitRows | FactoredRows)
-        values = operator.diagonal()  # rows are used once: the limit keeps no more than a block of them
+        values = operator.diagonal()
     check_finite(values)
     return DiagonalCurvature(values, layout, num_examples)
 

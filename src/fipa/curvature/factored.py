@@ -36,8 +36,8 @@ class FactoredRows(TermsOperator):
 
     @staticmethod
     def bytes_needed(terms: list[Term], small: SmallCNN) -> int:
-        """Of all factors."""
-        return sum(term.examples * small.numbers(term.rows_per_example) for term in terms) * 4
+        """Size of all factors, twice: their parts are there until they are joined."""
+        return 2 * sum(term.examples * small.numbers(term.rows_per_example) for term in terms) * 4
 
     def forward(self, V: Tensor) -> Tensor:  # noqa: D102
         out = self._factors.convolutions @ V[: self._start]

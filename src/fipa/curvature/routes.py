@@ -42,8 +42,8 @@ def curvature_of(
     """The curvature as an operator, the layout of its parameters, and the number of examples behind it.
 
     A context, since the operator evaluates the model, which is in eval mode inside. Arguments as for `sketch`;
-    a `generator` takes the place of the seed where others draw from it, too. Without `hold`, the operator keeps
-    nothing for a second product that it can make anew.
+    a `generator` takes the place of the seed where others draw from it, too. Without `hold`, explicit
+    rows are not kept for a second product.
     """
     check_options(options)
     generator = generator or torch.Generator().manual_seed(options.get("seed", 0))

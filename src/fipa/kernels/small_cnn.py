@@ -211,7 +211,9 @@ class SmallCNN:
         if not _finite(flat) or not _finite(x):
             rows.fill_(math.nan)
         slopes_by_layer = (torch.stack(found).permute(2, 0, 1).contiguous() for found in zip(*told, strict=True))
-        incoming = (one.T.contiguous() for one in _incoming(outputs))
+        incoming = (
+            one.T.clone(memory_format=torch.contiguous_format) for one in _incoming(outputs)
+        )  # of the workspace
         return Factors(rows.transpose(0, 1).flatten(0, 1), tuple(zip(slopes_by_layer, incoming, strict=True)))
 
     def numbers(self, rows: int) -> int:

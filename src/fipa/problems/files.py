@@ -52,20 +52,27 @@ def module_from(file: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look for their module there
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec.loader.exec_module(module)
-    if path in _registered:
-        sys.modules[name] = _registered[path][1]
-        for known, as_it_was in zip(REGISTRIES, before, strict=True):
-            known.clear()
-            known.update(as_it_was)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        if path in _registered:
+            sys.modules[name] = _registered[path][1]
+            for known, as_it_was in zip(REGISTRIES, before, strict=True):
+                known.clear()
+                known.update(as_it_was)
     return module
 
 
 @contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
     """Whatever a file draws from is the same in every process."""
+    others = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
