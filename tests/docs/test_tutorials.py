@@ -108,8 +108,9 @@ def test_the_flower_app_in_simulation(app: Any, tmp_path: Path, monkeypatch: Any
     simulate(server, app("client_app").app, tmp_path, monkeypatch)
     shown = [int(number) for number in re.findall(r"FIPA by round: +\[([\d, ]+)\]", page_of("flower"))[0].split(",")]
     simulated = lines(capsys.readouterr().out)
-    # the steep part of the curve, which the last bits of a processor move by some points
-    assert [round(float(line.split()[-2])) for line in simulated] == pytest.approx(shown[:4], abs=12)
+    found = [round(float(line.split()[-2])) for line in simulated]
+    assert found[:3] == pytest.approx(shown[:3], abs=3)
+    assert found[3:] == pytest.approx(shown[3:4], abs=12)  # the steepest part: another processor, other points
     app("server_app").app(LocalGrid(app("client_app").app, 4), Context(1, 1, {}, RecordDict(), config))
     assert lines(capsys.readouterr().out) == simulated
 
