@@ -35,7 +35,7 @@ def fitting() -> Iterator[Record]:
     """Seconds per round at tau = 20 and rank 20, and wall time to MSE 1e-4."""
     threads = torch.get_num_threads()
     try:
-        yield _round("8 clients, 901 parameters", partial(sine, waves=8, edges=EIGHT), floor=10, group=4)
+        yield _round("8 clients, 901 parameters", partial(sine, waves=8, edges=EIGHT), floor=15, group=4)
         yield _round("2 clients, 2209 parameters", partial(sine, hidden=(32, 32, 32)), floor=20, group=1)
         yield from _time_to_error(seed=1)
         yield _side_by_side()

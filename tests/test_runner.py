@@ -24,7 +24,6 @@ from tiny import (
     process,
     results,
     rounds_on_disk,
-    wait_for_rounds,
     wait_until,
     write,
 )
@@ -178,15 +177,6 @@ def test_ctrl_c_stops_all_workers_and_two_workers_give_the_same_bits_as_one(
     write(out, (out / "run.json").read_text("utf-8").replace('"workers": 2', '"workers": 1'), "run.json")
     assert fipa("resume", out, "--quiet").code == 0
     check_same(out, whole)
-
-
-def test_workers_do_not_outlive_a_killed_run(experiment: Path, tmp_path: Path) -> None:
-    with process("run", experiment, "--out", tmp_path / "run", "--workers", 2) as running:
-        wait_for_rounds(running, tmp_path / "run", 1)
-        assert len(group(running.pid)) >= 3
-        running.kill()
-        running.wait()
-        wait_until(lambda: group(running.pid) == [])
 
 
 class Stop(BaseException):

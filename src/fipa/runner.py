@@ -140,7 +140,9 @@ class Run:
         for key in ("problem", "warmup"):
             if wanted[key] != offered.get(key):
                 raise FipaError(f"{other} has another [{key}] than this run: its warm-up would not be the same")
-        if any(getattr(ours.engine, key) != getattr(theirs.experiment.engine, key) for key in ("threads", "group")):
+        if any(
+            getattr(ours.engine, key) != getattr(theirs.experiment.engine, key) for key in ("threads", "group", "trace")
+        ):
             raise FipaError(f"{other} has another [engine] than this run: its warm-up would not be the same")
         folders = []
         for seed in ours.seeds:

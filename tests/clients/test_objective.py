@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,6 +56,103 @@ def test_losses_and_gradients_equal_each_clients_own(kind: str, size: int) -> No
             torch.testing.assert_close(
                 gradients[m], gradient_by_hand(model, layout.names, client(kind, m)), rtol=1e-11, atol=1e-13
             )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_alone_that_is_asked_often(kind: str) -> None:
+    """Its gradient is the same if it is traced, at other points and on other examples than at first."""
+    model = network(OUTPUTS[kind])
+    stack = StackedObjective(objectives(model, [client(kind, 0)]), alone=True)
+    other = StackedObjective(objectives(model, [client(kind, 1)]), stack._traces, alone=True)
+    index = [torch.tensor([[n - 1, 0]]) for n in stack.lengths]
+    for seed, one, chosen in [
+        (0, stack, None),
+        (1, stack, None),
+        (2, other, None),
+        (3, stack, index),
+        (4, other, index),
+    ]:
+        thetas = rows_at(kind, 1, seed)
+        often = one.gradients(thetas, chosen, often=True)
+        torch.testing.assert_close(often, one.gradients(thetas, chosen), rtol=1e-12, atol=1e-14)
+    assert len(stack._traces) == (0 if kind == "cross_entropy" else 2)
+
+
+def test_a_client_is_not_traced_unless_it_is_asked_for() -> None:
+    stack = StackedObjective(objectives(network(OUTPUTS["mse"]), [client("mse", 0)]))
+    stack.gradients(rows_at("mse", 1), often=True)
+    assert not stack._traces
+
+
+def test_a_tensor_in_two_places_is_not_taken_for_one() -> None:
+    x, y = torch.rand(5, 2, dtype=DOUBLE), torch.rand(5, 2, dtype=DOUBLE)
+    model = nn.Linear(2, 2, dtype=DOUBLE)
+    same, apart = objectives(model, [Client((x, x), loss="mse"), Client((x, y), loss="mse")])
+    first = StackedObjective([same], alone=True)
+    thetas = torch.rand(1, 6, dtype=DOUBLE)
+    first.gradients(thetas, often=True)
+    second = StackedObjective([apart], first._traces, alone=True)
+    torch.testing.assert_close(second.gradients(thetas, often=True), second.gradients(thetas))
+
+
+class Branching(nn.Linear):
+    """Another function where its input is large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if float(x.detach().abs().max()) > 1 else 1)
+
+
+class Counting(nn.Linear):
+    """With a number that is no parameter."""
+
+    def __init__(self, *sizes: int, **kwargs: Any) -> None:
+        super().__init__(*sizes, **kwargs)
+        self.register_buffer("scale", torch.tensor(2.0, dtype=DOUBLE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class Convolving(nn.Conv1d):
+    """Whose gradient torch's interpreter of traces does not know."""
+
+    def __init__(self, *_: int, **kwargs: Any) -> None:
+        super().__init__(1, 1, 2, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, None])[:, 0]
+
+
+class Dropping(nn.Linear):
+    """With noise that it draws anew in every call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5)
+
+
+class Copying(nn.Linear):
+    """A function of numbers that leave torch on their way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.from_numpy(x.numpy().copy()).sum()
+
+
+@pytest.mark.parametrize("kind", [Branching, Counting, Convolving, Dropping, Copying])
+def test_what_a_trace_would_freeze_is_followed(kind: Any) -> None:
+    """Branches, buffers and noise change from call to call: a trace of the first one would be wrong."""
+    model = kind(2, 1, dtype=DOUBLE)
+    thetas = torch.cat([p.detach().reshape(-1) for p in model.parameters()])[None]
+    traces: dict[Any, Any] = {}
+    for size in (0.3, 3.0):
+        x = torch.rand(5, 2, dtype=DOUBLE) * size
+        if kind is Counting:
+            model.scale.fill_(size)
+        found = []
+        for often in (True, False):
+            stack = StackedObjective(objectives(model, [Client((x, x[:, :1]), loss="mse")]), traces, alone=True)
+            torch.manual_seed(0)
+            found.append(stack.gradients(thetas, often=often))
+        torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.long

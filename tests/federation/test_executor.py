@@ -55,12 +55,12 @@ ARMS = {
                 FIPA(0.1), SGD(lr=0.1, steps=1), 2, FULL, adaptive_rank=AdaptiveRank(), adaptive_steps=AdaptiveSteps()
             ),
         ),
-        group=2,
+        group=1,
     ),
     "faults, gauss-newton": Arm(
         "a", (stage(FIPA(0.1), GaussNewton(), 4, FULL),), faults=Faults(drop=0.2, late=0.4, max_delay=2), group=1
     ),
-    "additive": Arm("a", (stage(AdditiveFIPA(0.1), SGD(lr=0.1, steps=2), 2, AdditivePlan(width=8)),), group=2),
+    "additive": Arm("a", (stage(AdditiveFIPA(0.1), SGD(lr=0.1, steps=2), 2, AdditivePlan(width=8)),), group=1),
     "centralised": Arm("a", (stage(FedAvg(), GaussNewton(0.1), 2),), centralised=True),
     "points of each round": Arm("a", (stage(FIPA(0.1), GaussNewton(), 2, FULL, control=StepControl()),), group=1),
 }
@@ -170,8 +170,8 @@ def test_threads_are_set_on_entry_and_set_back() -> None:
 
 # --- images, and evaluation while workers are busy ---
 
-TRAINED = Arm("a", (stage(FIPA(0.1), SGD(lr=0.1, epochs=1, batch=8), 3, SketchPlan(rank=5)),), group=1)
-HEAD = Arm("a", (stage(FedAvg(), SGD(lr=0.1, epochs=1, batch=8), 3),), group=1, params=("9.*",))
+TRAINED = Arm("a", (stage(FIPA(0.1), SGD(lr=0.1, epochs=1, batch=8), 2, SketchPlan(rank=5)),), group=1)
+HEAD = Arm("a", (stage(FedAvg(), SGD(lr=0.1, epochs=1, batch=8), 2),), group=1, params=("9.*",))
 
 
 @pytest.mark.long
@@ -246,11 +246,11 @@ def test_an_arm_after_a_warm_up_is_the_rest_of_one_that_has_both(tmp_path: Path)
     first, second = stage(FedAvg(), local, 2), stage(FIPA(0.1), local, 2, SketchPlan(rank=4))
     some = Participation("uniform", 2)
     with Executor(FOUR) as executor:
-        whole = rounds(executor, Arm("a", (first, second), some, average=0))
-        warm = rounds(executor, Arm("a", (first,), some, average=0))
+        whole = rounds(executor, Arm("a", (first, second), some, average=0, group=1))
+        warm = rounds(executor, Arm("a", (first,), some, average=0, group=1))
         save_theta(tmp_path / "theta.safetensors", warm[-1][0].theta)
         start = str(tmp_path / "theta.safetensors")
-        rest = rounds(executor, Arm("a", (second,), some, after=2, start=start, average=0))
+        rest = rounds(executor, Arm("a", (second,), some, after=2, start=start, average=0, group=1))
     assert len({tuple(record["clients"]) for _, record in whole}) > 1
     for (state, record), (same, reference) in zip(warm + rest, whole, strict=True):
         assert torch.equal(state.theta, same.theta)

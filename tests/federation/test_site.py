@@ -195,15 +195,16 @@ def noisy(seed: int) -> Problem:
     return Problem(model, [Residual(misfit, x, x[:, 0])], lambda model: 0.0)
 
 
-def test_dropout_is_seeded_like_everything_else() -> None:
+@pytest.mark.parametrize("steps", [3, 50])
+def test_dropout_is_seeded_like_everything_else(steps: int) -> None:
     """Its noise must not come from torch's global generator, which differs between processes."""
-    site = Site(noisy(0), 0)
-    order = Order(1, site.initial, SGD(lr=0.1, steps=3))
+    site = Site(noisy(0), 0, trace=True)
+    order = Order(1, site.initial, SGD(lr=0.1, steps=steps))
     torch.manual_seed(1)
     first = site.work((0,), order)[0].update.delta
     torch.manual_seed(2)
     assert torch.equal(site.work((0,), order)[0].update.delta, first)
-    again = site.work((0,), Order(2, site.initial, SGD(lr=0.1, steps=3)))[0].update.delta
+    again = site.work((0,), Order(2, site.initial, SGD(lr=0.1, steps=steps)))[0].update.delta
     assert not torch.equal(again, first)
 
 

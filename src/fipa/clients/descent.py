@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fipa.clients.objective import StackedObjective
+from fipa.clients.objective import OFTEN, StackedObjective
 from fipa.clients.rule import LocalRule, LocalWork, Memory
 from fipa.errors import FipaError
 
@@ -182,11 +182,11 @@ def descend(
     thetas = theta.expand(objective.size, -1).clone().requires_grad_()
     optimizer = rule.optimizer(thetas, lr)
     batches = Batches(objective.lengths, rule.batch, generators) if rule.batch else None
-    limits, shortest = torch.tensor(steps), min(steps, default=0)
-    for step in range(max(steps, default=0)):
+    limits, shortest, longest = torch.tensor(steps), min(steps, default=0), max(steps, default=0)
+    for step in range(longest):
         chosen = batches.draw(step) if batches else None
         if extra is None:
-            gradient = objective.gradients(thetas.detach(), chosen, generators)
+            gradient = objective.gradients(thetas.detach(), chosen, generators, often=longest >= OFTEN)
         else:
             gradient = objective.gradients_with(extra, levels, thetas.detach(), chosen, generators)
         if rule.proximal:

@@ -2,13 +2,16 @@ r"""A client's loss as a function of flat parameters and data, alone or for a st
 
 Clients whose data have the same form are trained side by side: parameters (M x p), data with a leading axis over the
 clients. Their gradient is `vmap(grad(loss))`, traced once into plain tensor operations (`make_fx`), which leaves out
-the cost of running the transformations anew in every step.
+the cost of running the transformations anew in every step. Networks for fitting and equations are so small that
+calling these operations from Python takes long: torch's interpreter of traces calls them faster.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +30,8 @@ from fipa.errors import FipaError, SketchError
 from fipa.kernels.small_cnn import SmallCNN, View
 from fipa.layout import Layout
 
-Traces = dict[object, Callable[..., Tensor]]
+Traces = dict[object, Callable[..., Tensor] | None]  # None for a client alone whose model cannot be traced
+OFTEN = 50  # gradients in a round from which on it pays to trace that of a client that is alone
 LATEST = 256  # clients whose objectives are kept
 Terms = tuple[Any, ...]  # one pytree of tensors per term of the loss, with the examples along the first axis
 
@@ -61,6 +65,7 @@ class Objective:
         self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in stored)
         self.augment = client.augment
         self.small = small if client.loss == "cross_entropy" else None
+        self.traceable = client.loss != "cross_entropy" and not any(True for _ in model.buffers())
 
     @property
     def terms(self) -> Terms:
@@ -175,9 +180,16 @@ def _weights(residual: Any, like: Tensor) -> Tensor:
 
 
 class StackedObjective:
-    """The losses of M clients of one form, side by side; `traces` can be shared by all stacks of one model."""
+    """The losses of M clients of one form, side by side; `traces` can be shared by all stacks of one model.
 
-    def __init__(self, objectives: Sequence[Objective], traces: Traces | None = None) -> None:
+    Parameters
+    ----------
+    alone
+        Whether the gradient of a client on its own may be traced as well. That asks of a model what a group asks: to be
+        a function of parameters and data, and of nothing else that changes.
+    """
+
+    def __init__(self, objectives: Sequence[Objective], traces: Traces | None = None, *, alone: bool = False) -> None:
         if len({objective.form for objective in objectives}) != 1:
             raise FipaError("clients of different forms cannot be stacked")
         self._first = objectives[0]
@@ -190,6 +202,7 @@ class StackedObjective:
         else:
             self.terms = pytree.tree_map(lambda *leaves: torch.stack(leaves), *(o.terms for o in objectives))
         self._traces: Traces = {} if traces is None else traces
+        self._alone = alone and self.size == 1 and objectives[0].traceable
         self.nbytes = sum(t.numel() * t.element_size() for t in pytree.tree_leaves(self.terms))
 
     def varied(self, generators: Sequence[torch.Generator]) -> StackedObjective:
@@ -215,23 +228,27 @@ class StackedObjective:
         thetas: Tensor,
         index: Sequence[Tensor] | None = None,
         augmented: Sequence[torch.Generator] | None = None,
+        *,
+        often: bool = False,
     ) -> Tensor:
         """Gradients (M x p) on all data, or on the examples `index[term]` (M x batch) of each term.
 
-        With the clients' generators in `augmented`, on examples that are varied as the clients say.
+        With the clients' generators in `augmented`, on examples that are varied as the clients say. `often` says that
+        many follow, so that it pays to trace that of a client that is alone, too.
         """
         if self._small is not None and (augmented is None or _shifts_only(self._first.augment)):
             return self._small_gradient(thetas[0], index, augmented)[None]
         terms = self.terms if index is None else self._batch(index)
         if augmented is not None and self._first.augment is not None:
             terms = self._vary(terms, augmented)
-        if self.size == 1:
-            flat = thetas[0].detach().requires_grad_()
-            with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(self._loss(flat, terms), flat)
-            return gradient[None]
-        with torch.no_grad():
+        if self.size > 1:
             return self._traced(vmap(grad(self._loss)), "gradient", thetas, terms)
+        if often and self._alone and (found := self._traced_alone(thetas, terms)) is not None:
+            return found
+        flat = thetas[0].detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(self._loss(flat, terms), flat)
+        return gradient[None]
 
     def gradients_with(
         self,
@@ -290,14 +307,60 @@ class StackedObjective:
             pytree.tree_map(lambda t, i=i: t[rows, i], term) for term, i in zip(self.terms, index, strict=True)
         )
 
+    def _traced_alone(self, thetas: Tensor, terms: Terms) -> Tensor | None:
+        """The gradient of a client as that of a group of one, or None if its model does not allow that."""
+        stacked = pytree.tree_map(lambda t: t[None], terms)
+        try:
+            trace = self._trace(vmap(grad(self._loss)), "gradient", thetas, stacked)
+        except Exception:  # the model is run as it is, and says itself what is wrong with it, if anything is
+            trace = self._traces[self._key("gradient", stacked)] = None
+        return None if trace is None else trace(thetas, stacked)
+
     def _traced(self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms) -> Tensor:
-        key = (name, self._first.form, self._first.training, *(t.shape for t in pytree.tree_leaves(terms)))
+        try:
+            trace = self._trace(function, name, thetas, terms)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise FipaError(
+                f"this model cannot be trained for several clients at once ({reason}): set engine.group = 1"
+            ) from error
+        assert trace is not None
+        return trace(thetas, terms)
+
+    def _trace(
+        self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms
+    ) -> Callable[..., Tensor] | None:
+        key = self._key(name, terms)
         if key not in self._traces:
-            try:
-                self._traces[key] = make_fx(lambda thetas, terms: function(thetas, terms))(thetas, terms)
-            except RuntimeError as error:
-                reason = str(error).strip().splitlines()[0]
-                raise FipaError(
-                    f"this model cannot be trained for several clients at once ({reason}): set engine.group = 1"
-                ) from error
-        return self._traces[key](thetas, terms)
+            self._traces[key] = traced(function, thetas, terms)
+        return self._traces[key]
+
+    def _key(self, name: str, terms: Terms) -> object:
+        return (name, self._first.form, self._first.training, *(t.shape for t in pytree.tree_leaves(terms)))
+
+
+def traced(function: Callable[..., Tensor], thetas: Tensor, terms: Terms) -> Callable[..., Tensor]:
+    """The operations of a function, called by torch's interpreter of traces if it knows all of them.
+
+    It calls them as they are: what it makes of them after a few runs might have other last bits than the first.
+    """
+    leaves, structure = pytree.tree_flatten(terms)
+    leaves = [leaf.clone() for leaf in leaves]  # one tensor in two places would be taken for one from then on
+
+    def call(thetas: Tensor, *leaves: Tensor) -> Tensor:
+        return function(thetas, pytree.tree_unflatten(list(leaves), structure))
+
+    graph = make_fx(call)(thetas, *leaves)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    trace: Callable[..., Tensor] = graph
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch would rather compile, which needs a compiler here
+        with suppress(Exception):  # gradients of convolutions, which take longer than their calls anyway
+            trace = torch.jit.trace(graph, (thetas, *leaves), check_trace=False)
+
+    def run(thetas: Tensor, terms: Terms) -> Tensor:
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            return trace(thetas, *pytree.tree_leaves(terms))
+
+    return run

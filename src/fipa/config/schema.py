@@ -273,7 +273,7 @@ def _stage(stage: StageSpec, least_squares: bool) -> Stage:
 
 
 class EngineSpec(Strict):
-    """How to compute; changes nothing but speed, except the last bits with `threads`, `group` and `memory_limit`.
+    """How to compute: speed, and the last bits by `threads`, `group`, `trace` and `memory_limit`.
 
     Attributes
     ----------
@@ -283,6 +283,9 @@ class EngineSpec(Strict):
         Threads of each process.
     group
         Most clients that are trained side by side.
+    trace
+        Also trace the gradient of a client that is trained alone, for fitting and equations with 50 local steps or
+        more: faster, if model and residuals depend on nothing that changes but parameters and data.
     memory_limit
         Bytes of a round's updates that the server holds in memory; those beyond are in temporary files.
     """
@@ -290,6 +293,7 @@ class EngineSpec(Strict):
     workers: Annotated[int, Field(ge=1)] = 1
     threads: Annotated[int, Field(ge=1)] = 1
     group: Annotated[int, Field(ge=1)] = GROUP
+    trace: bool = False
     memory_limit: Annotated[int, Field(ge=0)] = MEMORY_LIMIT
 
 
@@ -376,7 +380,7 @@ class Experiment(Strict):
         """The arms as the engine takes them; those that do not say otherwise start where the warm-up ends."""
         end = self.warmup.rounds if self.warmup is not None else 0
         built = [arm.build(self.rounds, self.engine.group, least_squares) for arm in self.arms]
-        built = [dataclasses.replace(arm, memory_limit=self.engine.memory_limit) for arm in built]
+        built = [dataclasses.replace(arm, **self._engine) for arm in built]
         return [
             dataclasses.replace(arm, after=end) if spec.start is None else arm
             for arm, spec in zip(built, self.arms, strict=True)
@@ -387,7 +391,11 @@ class Experiment(Strict):
         if self.warmup is None:
             return None
         arm = self.warmup.build(0, self.engine.group, least_squares)
-        return dataclasses.replace(arm, remembers=True, memory_limit=self.engine.memory_limit)
+        return dataclasses.replace(arm, remembers=True, **self._engine)
+
+    @property
+    def _engine(self) -> dict[str, Any]:
+        return {"memory_limit": self.engine.memory_limit, "trace": self.engine.trace}
 
 
 def _made(files: tuple[str, ...], make: Callable[[int], Problem], seed: int) -> Problem:

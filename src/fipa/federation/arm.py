@@ -36,6 +36,8 @@ class Arm:
         Number of last models whose mean is evaluated, too; 0 for none.
     memory_limit
         Bytes of a round's updates that the server holds in memory, see `fipa.aggregate`.
+    trace
+        Whether the gradient of a client that is trained alone is traced as well, where that pays.
     remembers
         Whether the last update of every client is kept, for a rule that remembers clients and comes later.
     """
@@ -52,6 +54,7 @@ class Arm:
     average: int = AVERAGED
     remembers: bool = False
     memory_limit: int = MEMORY_LIMIT
+    trace: bool = False
 
     @property
     def last(self) -> int:

@@ -52,12 +52,15 @@ class Scope:
         File with the parameters to start from (see `fipa.federation.parameters`); the problem's own without.
     params
         Names or patterns of the parameters that are trained, sketched and sent; the rest stay as they are.
+    trace
+        Whether gradients of clients that are trained alone are traced.
     """
 
     seed: int
     centralised: bool = False
     start: str | None = None
     params: tuple[str, ...] | None = None
+    trace: bool = False
 
 
 class Executor:
@@ -181,7 +184,7 @@ def _site(factory: ProblemFactory, scope: Scope) -> Site:
             problem.load(initial)
             problem = focus(problem, scope.params)
             initial = problem.initial
-        _sites[key] = Site(problem, scope.seed, centralised=scope.centralised, initial=initial)
+        _sites[key] = Site(problem, scope.seed, centralised=scope.centralised, initial=initial, trace=scope.trace)
     return _sites[key]
 
 

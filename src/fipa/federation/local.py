@@ -24,7 +24,7 @@ class LocalTransport:
 
     def __init__(self, arm: Arm, seed: int, executor: Executor) -> None:
         self._arm, self._seed, self._executor = arm, seed, executor
-        self.scope = Scope(seed, arm.centralised, arm.start, arm.params)
+        self.scope = Scope(seed, arm.centralised, arm.start, arm.params, arm.trace)
         self.site = executor.site(self.scope)
         self.num_examples = {number: client.num_examples for number, client in self.site.clients.items()}
         first = arm.participation.select(list(self.num_examples.values()), seed, 1)

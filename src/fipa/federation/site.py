@@ -41,6 +41,8 @@ class Site:
         Parameters to start from; the problem's own without.
     ids
         The clients' numbers, where the problem has only some of a federation's clients.
+    trace
+        Whether gradients of clients that are trained alone are traced.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class Site:
         centralised: bool = False,
         initial: Tensor | None = None,
         ids: Sequence[int] | None = None,
+        trace: bool = False,
     ) -> None:
         self.problem = problem
+        self._trace = trace
         self.seed = seed
         self.initial = problem.initial if initial is None else initial
         self._centralised = centralised
@@ -205,7 +209,7 @@ class Site:
     def _stack(self, clients: Sequence[int]) -> StackedObjective:
         key = tuple(clients)
         if key not in self._stacks:
-            stack = StackedObjective([self._objective(client) for client in clients], self._traces)
+            stack = StackedObjective([self._objective(client) for client in clients], self._traces, alone=self._trace)
             while self._stacks and stack.nbytes + sum(kept.nbytes for kept in self._stacks.values()) > KEPT:
                 self._stacks.pop(next(iter(self._stacks)))  # with partial participation, few come again soon
             self._stacks[key] = stack
