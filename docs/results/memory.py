@@ -36,7 +36,7 @@ def measured(parameters: int, columns: int, clients: int, precision: str) -> str
     weights = known.weights(2)
     known.pull(basis, weights, trained=False)
     turn = basis.turn(known.curvature(weights), columns * 3 // 4)
-    known.turned(turn.turn, basis.gram())
+    known.turned(turn.turn(basis.gram()), basis.gram())
     seconds = time.perf_counter() - begun
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     size = sum(t.numel() * t.element_size() for t in known.tensors().values()) / 2**20

@@ -236,7 +236,7 @@ def test_the_first_step_from_zero_is_limited_by_its_damping_where_only_some_are_
 
 @pytest.mark.long
 def test_a_run_that_has_converged_stays_alive() -> None:
-    rounds = run(shared(rounds=200, control=TrustRegion()))
+    rounds = run(shared(rounds=60, control=TrustRegion()))
     np.testing.assert_allclose(rounds[-1][0].theta.numpy(), optimum(), rtol=1e-4, atol=1e-4)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,6 +34,7 @@ LEVELS = 7  # the largest code: 4 bits with a sign
 CLIPS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the largest entry that may become the largest code
 NEWS = 1e-3  # share of a direction's length that must lie outside of the basis to widen it
 LEFT = 0.1  # share of a coded column's squared length that must be its own
+PART = 1024  # rows of the basis at a time
 ROOM = 0.25  # share of the columns that makes place for new ones when the basis is full
 
 
@@ -60,11 +61,15 @@ class Move:
     def __call__(self, columns: Tensor) -> Tensor:
         """The basis after it, the same bits on every machine."""
         if self.turns:
-            return aligned(_on_grid(columns.double() @ self.turn(columns), GRID).float())
-        new = self.tensor
-        if self.root is not None:
-            loose = outside(columns, _entries(new, len(columns)))
-            new = _on_grid(loose @ (aligned(self.root).double() / ROOT), GRID).float()
+            return turned(columns, self.turn(gram_of(columns)))
+        if self.root is None:
+            return aligned(torch.cat([columns, self.tensor], dim=1))
+        return self.added(columns, outside(columns, _entries(self.tensor, len(columns))))
+
+    def added(self, columns: Tensor, loose: Tensor) -> Tensor:
+        """The basis after it, if columns in 4 bits per entry have that `outside` of it."""
+        assert self.root is not None
+        new = _on_grid(loose @ (aligned(self.root).double() / ROOT), GRID).float()
         return aligned(torch.cat([columns, new], dim=1))
 
     @property
@@ -72,16 +77,19 @@ class Move:
         """Whether it drops columns, and turns those that stay."""
         return self.tensor.dtype == torch.int8
 
-    def turn(self, columns: Tensor) -> Tensor:
-        """R (k x k', double precision), which the basis is multiplied by; the same bits on every machine."""
+    def turn(self, gram: Tensor) -> Tensor:
+        r"""R (k x k', double precision), which the basis is multiplied by; the same bits on every machine.
+
+        `gram` is the basis' $Q^\top Q$.
+        """
         assert self.root is not None
         places, exponents = aligned(self.root).unbind(1)
-        stay = torch.ones(columns.shape[1], dtype=torch.bool)
+        stay = torch.ones(len(gram), dtype=torch.bool)
         stay[places.long()] = False
-        together = torch.zeros(columns.shape[1], self.tensor.shape[1], dtype=torch.float64)
+        together = torch.zeros(len(gram), self.tensor.shape[1], dtype=torch.float64)
         together[stay] = torch.eye(self.tensor.shape[1], dtype=torch.float64)
         together[~stay] = aligned(self.tensor).double() * _powers(-exponents)[:, None]
-        return _orthonormal(together, _on_grid(gram_of(columns), SMALL))
+        return _orthonormal(together, _on_grid(gram, SMALL))
 
     def fits(self, columns: Tensor) -> bool:
         """Whether a basis of that shape can make it."""
@@ -120,7 +128,7 @@ class Basis:
     @classmethod
     def empty(cls, parameters: int) -> Basis:
         """Without columns."""
-        return cls(torch.zeros(parameters, 0))
+        return cls(torch.zeros(parameters, 0, dtype=torch.float32))
 
     def __len__(self) -> int:
         return self.columns.shape[1]
@@ -130,9 +138,13 @@ class Basis:
         """A checksum of all columns, the same on every machine."""
         return mark_of(self.columns)
 
-    def moved(self, move: Move) -> Basis:
-        """After one more move. Moves that are together larger than the basis itself are forgotten."""
-        columns, moves, size = move(self.columns), [*self.moves, replace(move, mark=self.mark)], 0
+    def moved(self, move: Move, columns: Tensor | None = None) -> Basis:
+        """After one more move, to these columns if they are known already.
+
+        Moves that are together larger than the basis itself are forgotten.
+        """
+        columns = move(self.columns) if columns is None else columns
+        moves, size = [*self.moves, replace(move, mark=self.mark)], 0
         whole = columns.numel() * columns.element_size()
         kept = 0
         for one in reversed(moves):
@@ -169,7 +181,8 @@ class Basis:
         if not bool(kept.any()):
             return self
         root = vectors[:, kept] / values[kept].sqrt()
-        return self.moved(Move(_packed(codes), (root * ROOT).round().int()))
+        move = Move(_packed(codes), (root * ROOT).round().int())
+        return self.moved(move, move.added(self.columns, loose))
 
     def turn(self, curvature: Tensor, keep: int) -> Move:
         r"""To the span of the `keep` leading eigenvectors of a curvature $Q^\top H Q$ (k x k), nearly.
@@ -231,8 +244,26 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
 
 def gram_of(columns: Tensor) -> Tensor:
     r"""$Q^\top Q$ in double precision, the same bits on every machine: nothing is rounded."""
-    wide = aligned(columns).double()
-    return wide.T @ wide
+    total = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
+    for _, wide in _in_parts(columns):
+        total += wide.T @ wide
+    return total
+
+
+def turned(columns: Tensor, turn: Tensor) -> Tensor:
+    """A basis times R, back on the grid; the same bits on every machine."""
+    after = torch.empty(len(columns), turn.shape[1], dtype=torch.float32)
+    for rows, wide in _in_parts(columns):
+        after[rows] = _on_grid(wide @ turn, GRID).float()
+    return after
+
+
+def _in_parts(columns: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows at a time in double precision, few enough for a cache; where products are exact, parts are, too."""
+    columns = aligned(columns)
+    for start in range(0, len(columns), PART):
+        rows = slice(start, start + PART)
+        yield rows, columns[rows].double()
 
 
 def _orthonormal(columns: Tensor, gram: Tensor) -> Tensor:
@@ -268,10 +299,15 @@ def _leading_rows(vectors: Tensor) -> list[int]:
 
 def outside(columns: Tensor, codes: Tensor) -> Tensor:
     """What codes (int8, p x n) have outside of a basis, each about as long as 1; the same bits on every machine."""
-    wide = aligned(columns).double()
     squares = codes.long().square().sum(0).tolist()
     given = codes.double() * _powers(torch.tensor([-(n.bit_length() // 2) for n in squares]))
-    return _on_grid(given - wide @ _on_grid(wide.T @ given, FINE), GRID)
+    inside = torch.zeros(columns.shape[1], codes.shape[1], dtype=torch.float64)
+    for rows, wide in _in_parts(columns):
+        inside += wide.T @ given[rows]
+    inside = _on_grid(inside, FINE)
+    for rows, wide in _in_parts(columns):
+        given[rows] -= wide @ inside
+    return _on_grid(given, GRID)
 
 
 def _codes(columns: Tensor) -> Tensor:

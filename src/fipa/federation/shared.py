@@ -23,7 +23,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
 from fipa.errors import Diverged, SketchError
-from fipa.federation.basis import ROOM, Basis, new_columns
+from fipa.federation.basis import ROOM, Basis, new_columns, turned
 from fipa.federation.control import Conversation, StepControl, controlled
 from fipa.federation.judges import Judges
 from fipa.federation.messages import POOL, Curve, Late, Reply
@@ -97,9 +97,10 @@ class Shared:
             return self
         keep = max(0, min(limit - new, round((1 - ROOM) * limit)))
         gram, move = self.basis.gram(), self.basis.turn(self.clients.curvature(weights), keep)
-        R = move.turn(self.basis.columns)
+        R = move.turn(gram)
         trail = {k: z @ (gram @ R).to(z) for k, z in self.trail.items()}
-        return replace(self, basis=self.basis.moved(move), clients=self.clients.turned(R, gram), trail=trail)
+        basis = self.basis.moved(move, turned(self.basis.columns, R))
+        return replace(self, basis=basis, clients=self.clients.turned(R, gram), trail=trail)
 
     def moved(self, k: int, step: Tensor, full_length: bool) -> Shared:
         """After the model of round k has moved by Q times `step`."""
