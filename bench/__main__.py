@@ -55,6 +55,8 @@ def main() -> int:
             for record in PARTS[name]():
                 records.append(record)
                 console.print(f"{'ok  ' if record.met else 'MISS'} {record.name}: {_measured(record)}")
+        if args.record:  # part by part: a run that is broken off loses only its last one
+            _write_docs(records, speed)
     table = Table("what", "measured", "floor", "detail", title="ratios within this run")
     for record in records:
         table.add_row(record.name, _measured(record), _floor(record), _detail(record))
@@ -63,8 +65,6 @@ def main() -> int:
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps([r.as_json() for r in records], indent=1))
     console.print(f"written: {out}")
-    if args.record:
-        _write_docs(records, speed)
     missed = [r.name for r in records if not r.met]
     if missed:
         console.print(f"[red]below the floor:[/] {'; '.join(missed)}")
