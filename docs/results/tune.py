@@ -29,6 +29,7 @@ def each(key: str, *values: Any) -> list[Choice]:
 
 
 RATES = each("local.lr", 0.001, 0.003, 0.01, 0.03)
+FASTER = each("local.lr", 0.01, 0.03, 0.1, 0.3)  # of sets with more classes
 HEADS: dict[str, list[list[Choice]]] = {
     "FedAvg": [RATES],
     "FedProx": [each("local.proximal", 0.01, 0.1, 1.0)],
@@ -40,12 +41,19 @@ HEADS: dict[str, list[list[Choice]]] = {
     "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1, 1.0), each("rule.step", 0.25, 0.5, 1.0)],
     "FIPA shared basis": [each("rule.columns", 200, 300)],
 }
+MANY_CLASSES = HEADS | {
+    "FedAvg": [FASTER],
+    "SCAFFOLD": [FASTER],
+    "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
+    "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1), each("rule.step", 0.5, 1.0)],
+}
 # the same number of local steps in all
 STEPS: list[Choice] = [{"local.steps": 10, "rounds": 80}, {"local.steps": 50, "rounds": 16}]
 EQUATIONS = {"FedAvg": [each("local.lr", 3e-4, 1e-3, 3e-3), STEPS]}
 GRIDS = {
     "head-cifar10": HEADS,
-    "head-cifar100": HEADS,
+    "head-cifar100": MANY_CLASSES,
+    "head-tiny-imagenet": MANY_CLASSES,
     "pde-burgers": EQUATIONS,
     "pde-allen-cahn-2d": EQUATIONS,
     "fit-mixture2d": {
