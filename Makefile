@@ -19,7 +19,7 @@ $(READY)%: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, under a minute
+demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, about a minute
 	$(BIN)/fipa run demo --out runs/demo --force
 
 test: $(READY)dev browser  ## all tests, lint and types

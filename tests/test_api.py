@@ -125,9 +125,9 @@ def test_a_shipped_experiment_and_a_file_are_what_the_command_makes_of_them(tmp_
     assert command("run", file, "--out", tmp_path / "command", "--quiet", "--rounds", 3, "--seeds", "1").code == 0
     found = quietly(file, rounds=3, seeds=1, out=tmp_path / "python")
     assert numbers(found.directory) == numbers(tmp_path / "command")
-    demo = quietly("demo", arms=["FIPA controlled"], rounds=1, set=FIT, out=tmp_path / "demo")
+    demo = quietly("demo", arms=["FIPA controlled"], rounds=1, set=[*FIT, "engine.group=1"], out=tmp_path / "demo")
     assert demo.arms == ("FIPA controlled",)
-    own = quietly(write(tmp_path, OWN_PROBLEM, "own.py"), rounds=1, out=tmp_path / "own")
+    own = quietly(write(tmp_path, OWN_PROBLEM, "own.py"), rounds=1, set=SINGLY, out=tmp_path / "own")
     assert own.arms == ("FedAvg", "FIPA", "FIPA, Gauss-Newton clients")
 
 
@@ -164,7 +164,7 @@ def test_a_problem_itself_stays_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_workers_take_problems_that_can_be_sent(tmp_path: Path) -> None:
-    one, two = (quietly(alike, arms=["FIPA"], rounds=2, workers=n, out=tmp_path / str(n)) for n in (1, 2))
+    one, two = (quietly(alike, arms=["FIPA"], rounds=2, set=SINGLY, workers=n, out=tmp_path / str(n)) for n in (1, 2))
     assert np.array_equal(one.metric("FIPA"), two.metric("FIPA"))
 
 
@@ -261,12 +261,11 @@ for module in {modules}:
 
 @pytest.mark.long
 def test_the_command_names_an_extra_only_if_it_is_missing() -> None:
-    done = python(WITHOUT.format(modules=["plotly", "pydantic", "typer", "fipa.report.words"]))
+    done = python(WITHOUT.format(modules=["plotly", "pydantic", "fipa.report.words"]))
     assert (done.returncode, done.stderr) == (0, "")
-    plotly, pydantic, typer, ours = done.stdout.splitlines()
+    plotly, pydantic, ours = done.stdout.splitlines()
     assert plotly == "SystemExit the command line needs plotly: pip install 'fipa[cli]'"
     assert pydantic == "SystemExit the command line needs pydantic: pip install 'fipa[cli]'"
-    assert typer == "SystemExit the command line needs typer: pip install 'fipa[cli]'"
     assert ours.startswith("ModuleNotFoundError")
 
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tiny import ONE_ARM, OWN_PROBLEM, fipa, numbers, process, results, rounds_on_disk, write
+from tiny import ONE_ARM, OWN_PROBLEM, fipa, group, numbers, process, results, rounds_on_disk, wait_until, write
 
 # a rule, the curvature that it needs, and the clients that it has: all three travel to workers, or are needed there
 RULES = """\
@@ -123,23 +123,29 @@ def test_a_rule_whose_settings_no_file_could_hold(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_workers_and_a_killed_run_end_at_the_same_bits(tmp_path: Path) -> None:
+    """Nor do the workers outlive the run, of which only the first process is killed."""
     write(tmp_path, RULES, "rules.py")
     file = write(tmp_path, OWN)
     assert fipa("run", file, "--out", tmp_path / "whole").code == 0
     stop = f"""
-import os, signal
+import multiprocessing, os
 from fipa.federation.storage import RunFolder
 save, left = RunFolder.save, [3]
 def counted(*arguments):
     save(*arguments)
     left[0] -= 1
     if left[0] == 0:
-        os.killpg(os.getpgrp(), {int(signal.SIGKILL)})
+        assert len(multiprocessing.active_children()) == 2
+        os.kill(os.getpid(), {int(signal.SIGKILL)})
 RunFolder.save = counted
 """
     with process("run", file, "--workers", 2, "--out", tmp_path / "run", before=stop) as running:
         assert running.wait() == -signal.SIGKILL
+        wait_until(lambda: group(running.pid) == [])
     assert rounds_on_disk(tmp_path / "run") == 3
+    started = (tmp_path / "run" / "run.json").read_text("utf-8")
+    assert '"workers": 2' in started
+    write(tmp_path / "run", started.replace('"workers": 2', '"workers": 1'), "run.json")
     with process("resume", tmp_path / "run") as running:  # a process that has never heard of the rule
         assert running.wait() == 0
     assert numbers(tmp_path / "run")["arms"] == numbers(tmp_path / "whole")["arms"]

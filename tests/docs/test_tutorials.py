@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fipa.flower.local import LocalGrid
-
 ROOT = Path(__file__).parents[2]
-APP = ROOT / "examples" / "flower-digits"
 NAMES = ("own-loop", "flower", "hospitals", "pinn", "own-rule")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 OUTPUT = re.compile(r'<div class="output".*?</div>\n*|!\[figure\]\([^)]*\)\n*', re.DOTALL)
@@ -23,15 +19,6 @@ OUTPUT = re.compile(r'<div class="output".*?</div>\n*|!\[figure\]\([^)]*\)\n*', 
 def tutorials(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "docs/tools"))
     return importlib.import_module("tutorials")
-
-
-@pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Modules of the app by name."""
-    monkeypatch.syspath_prepend(str(APP))
-    yield lambda name: importlib.import_module(f"digits.{name}")
-    for name in [name for name in sys.modules if name.split(".")[0] == "digits"]:
-        del sys.modules[name]
 
 
 def page_of(name: str) -> str:
@@ -85,47 +72,3 @@ def test_outputs_are_compared_with_some_tolerance() -> None:
     assert not alike("accuracy 91.2 %", "loss 91.2 %")
     assert alike("error 2.0e-05", "error 8e-05")
     assert not alike("error 2.0e-05", "error 2e-02")
-
-
-def lines(text: str) -> list[str]:
-    return re.findall(r"round \d+: accuracy [\d.]+ %", text)
-
-
-@pytest.mark.simulation
-def test_the_flower_app_in_simulation(app: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    from flower.test_simulation import simulate
-    from flwr.app import Context, RecordDict
-    from flwr.serverapp import ServerApp
-
-    config = {"strategy": "fipa", "nodes": 4, "rounds": 3}
-    monkeypatch.setenv("PYTHONPATH", str(APP))  # for Ray's processes
-    server = ServerApp()
-
-    @server.main()
-    def main(grid: Any, context: Any) -> None:
-        app("server_app").app(grid, Context(1, 1, {}, RecordDict(), config))
-
-    simulate(server, app("client_app").app, tmp_path, monkeypatch)
-    shown = [int(number) for number in re.findall(r"FIPA by round: +\[([\d, ]+)\]", page_of("flower"))[0].split(",")]
-    simulated = lines(capsys.readouterr().out)
-    found = [round(float(line.split()[-2])) for line in simulated]
-    assert found[:3] == pytest.approx(shown[:3], abs=3)
-    assert found[3:] == pytest.approx(shown[3:4], abs=12)  # the steepest part: another processor, other points
-    app("server_app").app(LocalGrid(app("client_app").app, 4), Context(1, 1, {}, RecordDict(), config))
-    assert lines(capsys.readouterr().out) == simulated
-
-
-@pytest.mark.deployment
-def test_the_flower_app_on_a_superlink(app: Any, capsys: Any) -> None:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("deployments find their processes through /proc")
-    from flwr.app import Context, RecordDict
-
-    from fipa.flower.deployment import Deployment
-
-    config = {"strategy": "fipa", "nodes": 2, "rounds": 1}
-    with Deployment(nodes=2) as deployment:
-        deployed = lines(deployment.run(APP, {"nodes": 2, "rounds": 1}, timeout=500))
-    app("server_app").app(LocalGrid(app("client_app").app, 2), Context(1, 1, {}, RecordDict(), config))
-    assert lines(capsys.readouterr().out) == deployed
-    assert alike("\n".join(deployed), "\n".join(lines(page_of("flower"))[:2]))

@@ -246,6 +246,7 @@ def test_low_rank_adapters_are_all_that_is_trained_and_sent() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("transformers")  # which take long to import
 def test_low_rank_adapters_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         import torchvision  # noqa: F401

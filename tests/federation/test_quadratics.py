@@ -91,7 +91,7 @@ def test_a_turn_changes_the_basis_and_not_what_is_known(keep: int) -> None:
     Q, _, known, _ = scene()
     weights = known.weights(5)
     move = Q.turn(known.curvature(weights), keep)
-    turned, after = Q.moved(move), known.turned(move.turn(Q.columns), Q.gram())
+    turned, after = Q.moved(move), known.turned(move.turn(Q.gram()), Q.gram())
     R = wide(turned)
     S = wide(Q) @ torch.einsum("m,mkl->kl", weights, known.matrices) @ wide(Q).T
     torch.testing.assert_close(torch.einsum("m,mkl->kl", weights, after.matrices), R.T @ S @ R, rtol=1e-4, atol=1e-4)

@@ -28,6 +28,7 @@ from fipa.problems.fitting import misfit
 
 FRESH = Points(interior=12, boundary=4, test=16, fresh=True)
 LINE = partial(elliptic, cuts=((0.3, 0.6),), points=FRESH, hidden=(4,))
+ENDS = (0, 2)  # clients of one form, which are side by side
 SQUARE = partial(poisson, points=FRESH, hidden=(4,))
 FULL = SketchPlan(rank=None)
 
@@ -90,14 +91,14 @@ def test_a_site_has_the_data_of_the_round_that_it_is_asked_for() -> None:
 
 @pytest.mark.long
 def test_gradients_and_work_follow_the_round() -> None:
-    site, fixed = Site(SQUARE(0), 0), SQUARE(0)
+    site, fixed = Site(LINE(0), 0), LINE(0)
     for k in (3, 1):
-        clients = SQUARE(0).resample(k)
+        clients = LINE(0).resample(k)
         still = Site(Problem(fixed.model, clients, fixed.metric), 0)  # a problem with the data of that round for good
         theta = fixed.initial
-        assert torch.equal(site.gradients((0, 1), theta, k), still.gradients((0, 1), theta, k))
+        assert torch.equal(site.gradients(ENDS, theta, k), still.gradients(ENDS, theta, k))
         order = Order(k, theta, GaussNewton(0.1), plan=FULL)
-        for found, expected in zip(site.work((0, 1), order), still.work((0, 1), order), strict=True):
+        for found, expected in zip(site.work(ENDS, order), still.work(ENDS, order), strict=True):
             assert torch.equal(found.update.delta, expected.update.delta)
             assert torch.equal(found.update.sketch.eigenvalues, expected.update.sketch.eigenvalues)
             assert found.loss == expected.loss
@@ -134,13 +135,12 @@ def test_steps_are_judged_on_the_data_of_their_round() -> None:
 
 @pytest.mark.long
 def test_probes_ask_for_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked, problem = [], SQUARE(0)
     losses = Site.losses
 
     def spy(self: Site, clients: Sequence[int], theta: Tensor, k: int = 0) -> list[float]:
         found = losses(self, clients, theta, k)
         if k:
-            problem = SQUARE(0)
             problem.load(theta)
             resampled = problem.resample(k)
             asked.append((k, found, [loss_by_hand(resampled, problem)[m] for m in clients]))
@@ -215,8 +215,7 @@ FORMS: dict[str, Callable[[], list[Client]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("group", [1, 16])
+@pytest.mark.parametrize(("name", "group"), [*((name, 1) for name in FORMS), ("more examples", 16)])
 def test_data_of_another_form(name: str, group: int) -> None:
     def problem(seed: int) -> Problem:
         return Problem(linear([0.0]), [one(3), one(3)], lambda m: 0.0, resample=lambda k: FORMS[name]())

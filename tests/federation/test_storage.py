@@ -30,9 +30,11 @@ from fipa.federation.storage import RunFolder, finite, write_json
 FAULTS = Faults(drop=0.1, late=0.5, max_delay=3)
 ADAM = Adam(lr=0.1, epochs=1, batch=3)
 ARMS = {
-    "momentum": Arm("a", (stage(FedAvgM(0.8), ADAM, 6),), Participation("weighted", 3), FAULTS),
-    "adaptive server": Arm("a", (stage(FedAdam(0.1), ADAM, 5),)),
-    "scaffold": Arm("a", (stage(FedAvg(), Scaffold(lr=0.2, steps=2), 6),), Participation("uniform", 2), FAULTS),
+    "momentum": Arm("a", (stage(FedAvgM(0.8), ADAM, 6),), Participation("weighted", 3), FAULTS, group=1),
+    "adaptive server": Arm("a", (stage(FedAdam(0.1), ADAM, 4),)),  # side by side
+    "scaffold": Arm(
+        "a", (stage(FedAvg(), Scaffold(lr=0.2, steps=2), 6),), Participation("uniform", 2), FAULTS, group=1
+    ),
     "control": Arm(
         "a",
         (
@@ -40,9 +42,10 @@ ARMS = {
             stage(FIPA(0.5), SGD(lr=0.1, steps=1), 3, SketchPlan(rank=2), control=StepControl()),
         ),
         faults=FAULTS,
+        group=1,
     ),
-    "diagonal": Arm("a", (stage(DiagonalFisher(0.1), ADAM, 4, DiagonalPlan()),), faults=FAULTS),
-    "additive": Arm("a", (stage(AdditiveFIPA(0.1), ADAM, 3, AdditivePlan(width=4)),)),
+    "diagonal": Arm("a", (stage(DiagonalFisher(0.1), ADAM, 4, DiagonalPlan()),), faults=FAULTS, group=1),
+    "additive": Arm("a", (stage(AdditiveFIPA(0.1), ADAM, 3, AdditivePlan(width=4)),), group=1),
 }
 
 

@@ -83,6 +83,7 @@ def test_buffers_by_any_name_are_averaged_if_training_changes_them() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("transformers")  # which take long to import
 @pytest.mark.parametrize("lora", [True, False])
 def test_text_with_adapters_or_tied_weights(lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     try:

@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 if not sys.platform.startswith("linux"):
     pytest.skip("deployments find their processes through /proc", allow_module_level=True)
 
+from flwr.app import Context, RecordDict
+
 from fipa.errors import FipaError
+from fipa.federation.checkpoint import load_state
+from fipa.federation.parameters import load_theta
+from fipa.flower.demo import EXPERIMENT, alone, changes, write_app
 from fipa.flower.deployment import Deployment, Processes
+from fipa.flower.local import LocalGrid
 
-PROJECT = """\
-[project]
-name = "three-numbers"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fipa"
-
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-
-[tool.flwr.app.config]
-nodes = 1
-rounds = 1
-hang = ""
-broken = false
-"""
-
-# node k adds k + 1; if told so, node 1 says in a file that it has begun with round 2, and does not end
-CLIENT = """\
-import time
-from pathlib import Path
-
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-
-@app.train()
-def train(message, context):
-    node, hang = context.node_config["partition-id"], context.run_config["hang"]
-    if hang and node == 1 and message.metadata.group_id == "2":
-        Path(hang).touch()
-        time.sleep(1000)
-    theta = message.content["arrays"]["theta"].numpy()
-    return Message(RecordDict({"arrays": ArrayRecord({"theta": Array(theta + node + 1)})}), reply_to=message)
-"""
-
-# takes the mean over nodes; after the first round it goes on two seconds after all replies but one are there
-SERVER = """\
-import json
-import time
-
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+ROOT = Path(__file__).parents[2]
+APP = ROOT / "examples" / "flower-digits"
+TRAIN = "Receiving: train"  # what a node logs
+ARM = "FIPA completed"  # one trip a round: for every message a node starts a process that imports torch
+BROKEN = """\
 from flwr.serverapp import ServerApp
 
 app = ServerApp()
@@ -77,40 +41,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    config = context.run_config
-    if config["broken"]:
-        raise RuntimeError("broken on purpose")
-    while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
-        time.sleep(0.1)
-    theta = np.zeros(3)
-    for number in range(1, config["rounds"] + 1):
-        content = RecordDict({"arrays": ArrayRecord({"theta": Array(theta)})})
-        waiting = set(grid.push_messages([Message(content, node, "train", group_id=str(number)) for node in nodes]))
-        replies, deadline = [], float("inf")
-        while waiting and time.monotonic() < deadline:
-            time.sleep(0.1)
-            new = list(grid.pull_messages(waiting))
-            replies += new
-            waiting -= {reply.metadata.reply_to_message_id for reply in new}
-            if number > 1 and new and len(waiting) == 1:
-                deadline = time.monotonic() + 2
-        theta = np.mean([reply.content["arrays"]["theta"].numpy() for reply in replies], axis=0)
-        print("ROUND", json.dumps({"replies": len(replies), "theta": theta.tolist()}), flush=True)
+    raise RuntimeError("broken on purpose")
 """
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    folder = tmp_path / "app"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "client_app.py").write_text(CLIENT)
-    (folder / "server_app.py").write_text(SERVER)
-    return folder
-
-
-def rounds(log: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in re.findall("ROUND (.*)", log)]
 
 
 def left(folder: Path) -> list[str]:
@@ -133,42 +65,101 @@ def wait_until(condition: Any, seconds: float = 300.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.deployment
-def test_a_run_outlives_a_killed_node_and_strangers_and_broken_apps_are_refused(app: Path, tmp_path: Path) -> None:
-    """One deployment, since starting it takes long."""
-    began = tmp_path / "began"
-    with Deployment(nodes=2) as deployment:
-        with pytest.raises(FipaError, match=r"'rounds' is \[1\]: Flower takes booleans, numbers and strings"):
-            deployment.submit(app, {"rounds": [1]})
-        with pytest.raises(FipaError, match="Invalid run configuration"):
-            deployment.submit(app, {"unknown": 1})
-        with pytest.raises(FipaError, match="there is no node 5"):
-            deployment.kill_node(5)
-        with pytest.raises(FipaError, match="node-0 is running already"):
-            deployment.start_node(0)
-        with pytest.raises(FipaError, match="no node 2 to start again: they go from 0 to 1"):
-            deployment.start_node(2)
-        deployment.start_node(7, registered=False)
-        with pytest.raises(FipaError, match=r"(?s)finished:failed.*RuntimeError: broken on purpose"):
-            deployment.run(app, {"broken": True}, timeout=300)
-        assert deployment.exit_code(7) == 1
-        assert "Exit Code: 305" in deployment.log("node-7")
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    """With two nodes, and for all tests, since starting it takes long; nothing is left of it."""
+    with Deployment(nodes=2) as running:
+        yield running
+        assert len(left(running.folder)) >= 3  # so that the same question below is not void
+    assert left(running.folder) == []
+    assert not running.folder.exists()
 
-        run = deployment.submit(app, {"nodes": 2, "rounds": 2, "hang": str(began)})
-        wait_until(began.exists)
-        deployment.kill_node(1)
-        assert not [line for line in left(deployment.folder) if "partition-id=1" in line]
-        log = deployment.wait(run, timeout=300)
-        assert deployment.exit_code(1) == -signal.SIGKILL
-        assert deployment.exit_code(0, timeout=0) is None
-        deployment.start_node(1)
-        assert deployment.exit_code(1, timeout=0) is None
-        assert len(left(deployment.folder)) >= 5  # so that the same question below is not void
-    first, second = rounds(log)
-    assert first == {"replies": 2, "theta": [1.5, 1.5, 1.5]}
-    assert second == {"replies": 1, "theta": [2.5, 2.5, 2.5]}
-    assert left(deployment.folder) == []
-    assert not deployment.folder.exists()
+
+def config(folder: Path, rounds: int, **more: Any) -> dict[str, Any]:
+    """Of a run of the demo."""
+    files = {"checkpoint": str(folder / "state.pt"), "output": str(folder / "theta.safetensors")}
+    return {"experiment": EXPERIMENT, "arm": ARM, "set": ";".join(changes(2, rounds)), **files, **more}
+
+
+def rounds(folder: Path) -> int:
+    saved = load_state(folder / "state.pt")
+    return 0 if saved is None else saved[0].round_number
+
+
+@pytest.mark.deployment
+def test_strangers_broken_apps_and_wrong_settings_are_refused(deployment: Deployment, tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    (app / "fitting" / "server_app.py").write_text(BROKEN)
+    with pytest.raises(FipaError, match=r"'seed' is \[1\]: Flower takes booleans, numbers and strings"):
+        deployment.submit(app, {"seed": [1]})
+    with pytest.raises(FipaError, match="Invalid run configuration"):
+        deployment.submit(app, {"unknown": 1})
+    with pytest.raises(FipaError, match="there is no node 5"):
+        deployment.kill_node(5)
+    with pytest.raises(FipaError, match="node-0 is running already"):
+        deployment.start_node(0)
+    with pytest.raises(FipaError, match="no node 2 to start again: they go from 0 to 1"):
+        deployment.start_node(2)
+    deployment.start_node(7, registered=False)
+    with pytest.raises(FipaError, match=r"(?s)finished:failed.*RuntimeError: broken on purpose"):
+        deployment.run(app, timeout=300)
+    assert deployment.exit_code(7) == 1
+    assert "Exit Code: 305" in deployment.log("node-7")
+
+
+@pytest.mark.deployment
+def test_the_app_of_the_tutorial(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same numbers as in one process, which are those of the page."""
+    deployed = accuracies(deployment.run(APP, {"nodes": 2, "rounds": 1}, timeout=500))
+    monkeypatch.syspath_prepend(str(APP))
+    server, client = (importlib.import_module(f"digits.{side}_app") for side in ("server", "client"))
+    settings = {"strategy": "fipa", "nodes": 2, "rounds": 1}
+    try:
+        server.app(LocalGrid(client.app, 2), Context(1, 1, {}, RecordDict(), settings))
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "digits"]:
+            del sys.modules[name]
+    assert accuracies(capsys.readouterr().out) == deployed
+    page = (ROOT / "docs" / "tutorials" / "flower.md").read_text("utf-8")
+    shown = accuracies(page)[: len(deployed)]
+    assert len(shown) == len(deployed) == 2
+    assert [number for _, number in deployed] == pytest.approx([number for _, number in shown], abs=3)
+
+
+def accuracies(text: str) -> list[tuple[int, float]]:
+    return [(int(k), float(number)) for k, number in re.findall(r"round (\d+): accuracy ([\d.]+) %", text)]
+
+
+@pytest.mark.deployment
+def test_a_run_resumes_after_its_superlink_was_killed(deployment: Deployment, tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    deployment.submit(app, config(tmp_path, 2))
+    wait_until(lambda: rounds(tmp_path) >= 1)
+    deployment.kill_superlink()  # clients are at work for the second round
+    deployment.start_superlink()
+    assert rounds(tmp_path) == 1
+    assert "resuming after round 1" in deployment.run(app, config(tmp_path, 2))
+    assert rounds(tmp_path) == 2
+    assert torch.equal(load_theta(tmp_path / "theta.safetensors"), alone(EXPERIMENT, ARM, changes(2, 2)))
+
+
+@pytest.mark.deployment
+def test_a_run_outlives_a_node_that_is_killed_at_work(deployment: Deployment, tmp_path: Path) -> None:
+    before = deployment.log("node-1").count(TRAIN)
+    run = deployment.submit(write_app(tmp_path / "app"), config(tmp_path, 1, deadline=5.0, grace=0.0))
+    wait_until(lambda: deployment.log("node-1").count(TRAIN) > before)
+    deployment.kill_node(1)
+    assert not [line for line in left(deployment.folder) if "partition-id=1" in line]
+    deployment.wait(run)
+    saved = load_state(tmp_path / "state.pt")
+    assert saved is not None
+    assert [told["clients"] for told in saved[1]["metrics"]["train_metrics_clientapp"].values()] == [1]
+    assert deployment.exit_code(1) == -signal.SIGKILL
+    assert deployment.exit_code(0, timeout=0) is None
+    deployment.start_node(1)
+    assert deployment.exit_code(1, timeout=0) is None
 
 
 @pytest.mark.deployment

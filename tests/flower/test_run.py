@@ -62,11 +62,10 @@ def frozen() -> nn.Module:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3))
-def test_a_killed_server_ends_with_the_same_parameters(seed: int, tmp_path: Path) -> None:
+def test_a_killed_server_ends_with_the_same_parameters(tmp_path: Path) -> None:
     """In the middle of rounds, of trials, and before the first round is done; with clients that freeze something."""
     whole = FIPA(**FIXED).start(LocalGrid(app(frozen), 3), initial(frozen), 8)
-    rng, file, deaths = random.Random(seed), tmp_path / "run.pt", 0
+    rng, file, deaths = random.Random(0), tmp_path / "run.pt", 0
     while True:
         try:
             grid = Deadly(app(frozen), 3, after=rng.randint(3, 25))
@@ -74,7 +73,7 @@ def test_a_killed_server_ends_with_the_same_parameters(seed: int, tmp_path: Path
             break
         except Killed:
             deaths += 1
-    assert deaths > 0
+    assert deaths > 2
     assert same(result.arrays, whole.arrays)
     assert not same(result.arrays, initial(frozen))
     assert list(result.train_metrics_clientapp) == list(range(1, 9))
@@ -95,14 +94,14 @@ def kill():
     time.sleep(float(sys.argv[5]))
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=kill, daemon=True).start()
-FIPA(examples=20, fraction_evaluate=0.0, checkpoint=sys.argv[1]).start(LocalGrid(app(), 3), initial(), 20)
+FIPA(examples=20, fraction_evaluate=0.0, checkpoint=sys.argv[1]).start(LocalGrid(app(), 3), initial(), 12)
 open(sys.argv[2], "w").close()
 """
 
 
 @pytest.mark.long
 def test_kill_minus_nine(tmp_path: Path) -> None:
-    """A server as a process of its own, killed at a random moment of twenty rounds; another goes on from its files."""
+    """A server as a process of its own, killed at a random moment of twelve rounds; another goes on from its files."""
     state, end, rng = tmp_path / "run.pt", tmp_path / "end", random.Random(0)
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", SERVER, str(state), str(end), str(tests.parent / "src"), str(tests)]
@@ -110,8 +109,8 @@ def test_kill_minus_nine(tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not end.exists()
     assert load_state(state)[0].round_number >= 1
-    found = FIPA(**FIXED, checkpoint=state).start(LocalGrid(app(), 3), initial(), 20)
-    assert same(found.arrays, FIPA(**FIXED).start(LocalGrid(app(), 3), initial(), 20).arrays)
+    found = FIPA(**FIXED, checkpoint=state).start(LocalGrid(app(), 3), initial(), 12)
+    assert same(found.arrays, FIPA(**FIXED).start(LocalGrid(app(), 3), initial(), 12).arrays)
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:

@@ -208,10 +208,17 @@ def test_gap_fit_and_maps(opened):
     assert "peak memory MiB" not in opened.texts("thead th")  # it was not measured
 
 
+@pytest.fixture(scope="module")
+def equation(tmp_path_factory):
+    return page(tmp_path_factory.mktemp("equation"), example.pde_results("pde1d"), example.pde_views())
+
+
 @pytest.fixture
-def pde(browser, tmp_path):
-    browser.open(page(tmp_path, example.pde_results("pde1d"), example.pde_views()))
-    browser.unfold()
+def pde(browser, equation):
+    """Loaded once, too, for tests that stand side by side."""
+    if browser.driver.current_url != equation.as_uri():
+        browser.open(equation)
+        browser.unfold()
     return browser
 
 
@@ -228,21 +235,7 @@ def test_pointwise_errors_share_the_colours_and_the_legend(pde):
     assert pde.run(regions) == ["client 0", "client 1", "client 2"]
     pde.click(".legend button:nth-child(1)")
     assert "FedAvg" not in {t["name"] for t in pde.traces("error-0")}
-
-
-def test_views_without_a_target_show_the_solutions(browser, tmp_path):
-    views = {name: view | {"target": None} for name, view in example.pde_views().items()}
-    views["curves"]["regions"] = [[0.5, 1], [0, 0.5]]
-    views["maps"]["boxes"] = [None, [0, 1, -1, 1]]
-    browser.open(page(tmp_path, example.pde_results("pde2d"), views))
-    browser.unfold()
-    assert browser.messages() == []
-    assert [t["name"] for t in browser.traces("fit-0")] == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
-    names = "return document.querySelector(\"[data-chart='fit-0']\").layout.annotations.map(a => [a.text, a.x])"
-    assert browser.run(names) == [["client 0", 0.75], ["client 1", 0.25]]
-    assert maps(browser, "layout.title.text") == ["FIPA"]
-    assert maps(browser, "layout.annotations[0].text") == ["client 1"]
-    assert not browser.texts("[data-chart=error-0]")
+    pde.click(".legend button:nth-child(1)")
 
 
 def test_maps_of_the_chosen_arm(pde):
@@ -266,6 +259,21 @@ def test_peak_memory_is_a_column_if_it_was_measured(pde):
     column = pde.texts(".final thead th").index("peak memory MiB") + 1
     assert pde.texts(f".final tbody td:nth-child({column})") == ["201", "241", "281", "321"]  # of the second seed
     assert any("Peak memory: resident" in note for note in pde.texts(".note"))
+
+
+def test_views_without_a_target_show_the_solutions(browser, tmp_path):
+    views = {name: view | {"target": None} for name, view in example.pde_views().items()}
+    views["curves"]["regions"] = [[0.5, 1], [0, 0.5]]
+    views["maps"]["boxes"] = [None, [0, 1, -1, 1]]
+    browser.open(page(tmp_path, example.pde_results("pde2d"), views))
+    browser.unfold()
+    assert browser.messages() == []
+    assert [t["name"] for t in browser.traces("fit-0")] == ["FedAvg", "FIPA low rank", "FIPA", "centralised"]
+    names = "return document.querySelector(\"[data-chart='fit-0']\").layout.annotations.map(a => [a.text, a.x])"
+    assert browser.run(names) == [["client 0", 0.75], ["client 1", 0.25]]
+    assert maps(browser, "layout.title.text") == ["FIPA"]
+    assert maps(browser, "layout.annotations[0].text") == ["client 1"]
+    assert not browser.texts("[data-chart=error-0]")
 
 
 def test_maps_without_arms_are_the_target(browser, tmp_path):
