@@ -22,15 +22,22 @@ $(READY)%: pyproject.toml constraints.txt
 demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, about a minute
 	$(BIN)/fipa run demo --out runs/demo --force
 
-test: $(READY)dev browser  ## all tests, lint and types
-	@$(MAKE) --no-print-directory -j 2 all-tests lint
+test:            ## all tests, lint and types
+	@$(MAKE) --no-print-directory -j 2 browser $(READY)kernels lint
+	@$(MAKE) --no-print-directory all-tests
 
 # four workers on two processors: two of them wait for processes of Flower and Ray most of the time
-all-tests: $(READY)dev
+all-tests: $(READY)kernels
 	$(PYTEST) -n 4
 
-test-fast: $(READY)dev  ## tests without browser, Ray, deployments and long runs
+test-fast: $(READY)kernels  ## tests without browser, Ray, deployments and long runs
 	$(PYTEST) -n 2 -m 'not ($(SLOW))'
+
+# once, or every process of the tests would compile them
+$(READY)kernels: $(READY)dev src/fipa/kernels/loops.py
+	@echo "compiling loops ..."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m fipa.kernels
+	@touch $@
 
 # not --quiet: that drops warnings before they are counted
 docs: $(READY)docs    ## the documentation site, into build/site; any warning is an error

@@ -34,6 +34,7 @@ def simulate(server: ServerApp, client: Any, folder: Path, monkeypatch: pytest.M
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15: beside other tests its actors would hardly run
     monkeypatch.setenv("FLWR_HOME", str(folder / "flwr"))
     backend = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
