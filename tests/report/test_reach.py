@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import example as such
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,8 @@ def test_round_levels(worst, best, goal, scale, expected):
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.sampled_from(["linear", "log"]), st.booleans())
+@such(244.99999999988358, 244.99999999988358, "linear", True)  # nearly a round number
+@such(999.9999999999999, 999.9999999999999, "log", True)
 def test_levels_are_few_in_order_and_the_easiest_is_for_all(first, second, scale, high):
     low, top = sorted((first, second))
     goal, (worst, best) = ("max", (low, top)) if high else ("min", (top, low))

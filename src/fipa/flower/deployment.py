@@ -5,6 +5,7 @@ Everything lives in a private temporary folder and talks over loopback; at the e
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  what sockets import when they first connect: Ctrl-C is lost within an import
 import json
 import random
 import shutil

@@ -46,7 +46,7 @@ class Processes:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; by default every message waits for up to one
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",  # seconds; by default every message waits for up to one
         }
 
     def start(self, name: str, *command: str) -> None:

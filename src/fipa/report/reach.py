@@ -105,14 +105,14 @@ def _linear(low: float, high: float) -> Iterator[Array]:
         for nice in NICE:
             step = nice * 10.0**power
             if step >= 0.01 * size * (1 - 1e-9):
-                places = np.arange(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)
+                places = np.arange(math.floor(low / step) - 1, math.ceil(high / step) + 2)  # whatever is rounded
                 yield np.round(places * step, 12)
         power += 1
 
 
 def _logarithmic(low: float, high: float) -> Iterator[Array]:
     """1, 2 and 5 times powers of ten, then the powers alone, then ever fewer of them."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
     yield np.array([nice * 10.0**k for k in range(first, last + 1) for nice in NICE])
     every = 1
     while True:
