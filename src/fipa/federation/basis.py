@@ -174,7 +174,7 @@ class Basis:
             return self
         noise = torch.randn(found.shape[1], found.shape[1], generator=generator, dtype=torch.float64)
         rotation, triangle = torch.linalg.qr(noise)
-        codes = _codes(found @ (rotation * triangle.diagonal().sign()))  # all rotations alike
+        codes = _codes(found @ (rotation * triangle.diagonal().sign()).to(found))  # all rotations alike
         loose = outside(self.columns, codes)
         values, vectors = torch.linalg.eigh(_symmetric(loose.T @ loose))
         kept = values > LEFT
@@ -221,25 +221,22 @@ class Basis:
 
 
 def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None = None, share: float = 1.0) -> Tensor:
-    """Orthonormal columns (p x n, float64) for what directions add to the span of the others.
+    """Orthonormal columns (p x n) for what directions add to the span of the others, nearly.
 
-    They are found in the precision of the others: before use they are rounded to few bits, and freed of those anew.
+    Before use they are rounded to few bits, and only then freed of the others to all digits.
     """
     columns = aligned(columns)
-    given = torch.stack([direction.to(columns) for direction in directions], dim=1)
-    lengths = torch.linalg.vector_norm(given, dim=0)
-    given = given[:, lengths > 0] / lengths[lengths > 0]
-    for _ in range(2):  # once more for what rounding left
-        given = given - columns @ (columns.T @ given)
-    given = given[:, torch.linalg.vector_norm(given, dim=0) > NEWS]
+    given = torch.stack([direction.to(columns) for direction in directions])
+    lengths = torch.linalg.vector_norm(given, dim=1)
+    given = given[lengths > 0] / lengths[lengths > 0, None]
+    given = given - (columns @ (given @ columns).T).T
+    given = given[torch.linalg.vector_norm(given, dim=1) > NEWS].T
     if given.shape[1] == 0:
-        return given.double()
+        return given
     left, values, _ = torch.linalg.svd(given, full_matrices=False)
     reached = values.square().cumsum(0) / values.square().sum()
     needed = int((reached < share).sum()) + 1
-    new = left[:, values > NEWS][:, :needed][:, :most]
-    new = new - columns @ (columns.T @ new)
-    return torch.linalg.qr(new)[0].double()
+    return left[:, values > NEWS][:, :needed][:, :most]
 
 
 def gram_of(columns: Tensor) -> Tensor:
@@ -312,10 +309,15 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
 
 def _codes(columns: Tensor) -> Tensor:
     """Each column in multiples of a step of its own (int8): large entries are cut off where that is nearer."""
-    steps = columns.abs().amax(dim=0) / LEVELS
-    tried = [(columns / (clip * steps)).round().clamp(-LEVELS, LEVELS) for clip in CLIPS]
-    misses = torch.stack([(columns - clip * steps * one).norm(dim=0) for clip, one in zip(CLIPS, tried, strict=True)])
-    return torch.stack(tried)[misses.argmin(dim=0), :, torch.arange(columns.shape[1])].T.to(torch.int8)
+    rows = columns.T.contiguous()
+    codes, least = torch.empty_like(rows, dtype=torch.int8), rows.new_full((len(rows), 1), math.inf)
+    for clip in CLIPS:
+        steps = clip * rows.abs().amax(dim=1, keepdim=True) / LEVELS
+        tried = (rows / steps).round_().clamp_(-LEVELS, LEVELS)
+        miss = (tried * steps).sub_(rows).norm(dim=1, keepdim=True)
+        codes = torch.where(miss < least, tried.to(torch.int8), codes)
+        least = torch.minimum(miss, least)
+    return codes.T.contiguous()
 
 
 def _packed(codes: Tensor) -> Tensor:
@@ -347,7 +349,7 @@ def mark_of(tensor: Tensor) -> str:
     """A checksum of a basis or a model, the same on every machine."""
     words = tensor.contiguous().numpy()
     words = words.astype(words.dtype.newbyteorder("<"), copy=False)
-    return hashlib.blake2b(words.tobytes(), digest_size=16).hexdigest()
+    return hashlib.sha256(words).hexdigest()[:32]
 
 
 def follow(columns: Tensor, moves: Sequence[Move]) -> Tensor:

@@ -110,11 +110,14 @@ class Quadratics:
         fresh = {one.client: self._row(one) for one in news if not self._knows_better(one)}
         ids = sorted({*places, *fresh})
 
+        source = torch.tensor([places.get(client, 0) for client in ids], dtype=torch.int64)
+
         def joined(name: str) -> Tensor:
             before: Tensor = getattr(self, name)
-            after = before.new_empty(len(ids), *before.shape[1:])
-            for row, client in enumerate(ids):  # one by one: no more memory than before and after
-                after[row] = fresh[client][name] if client in fresh else before[places[client]]
+            after = before[source] if len(before) else before.new_empty(len(ids), *before.shape[1:])
+            for row, client in enumerate(ids):
+                if client in fresh:
+                    after[row] = fresh[client][name]
             return after
 
         names = [f.name for f in fields(self) if f.name not in ("ids", "merged")]
