@@ -349,7 +349,7 @@ def mark_of(tensor: Tensor) -> str:
     """A checksum of a basis or a model, the same on every machine."""
     words = tensor.contiguous().numpy()
     words = words.astype(words.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(words).hexdigest()[:32]
+    return hashlib.sha256(words.data).hexdigest()[:32]
 
 
 def follow(columns: Tensor, moves: Sequence[Move]) -> Tensor:
