@@ -41,12 +41,14 @@ from fipa.federation.arm import Arm
 from fipa.federation.coordinator import State
 from fipa.federation.engine import Federation
 from fipa.federation.executor import Executor, Rows
+from fipa.federation.participation import Participation
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage
 from fipa.kernels import small_cnn
 from fipa.problems.vision import split
 
 CLIENTS, BATCH, LR, DECAY = 5, 50, 0.1, 1e-3
+POPULATION = 100  # that FIPA's rounds choose these clients from, as in the paper
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ FLOORS = {HALF: 1.5, SHARED: 1.0}  # times FedAvg's five epochs
 PEERS = "not installed: pip install 'fipa[peers]'"
 
 
-def problem(seed: int, model: str = "cnn23k", samples: int = WORK.samples) -> Problem:
+def problem(seed: int, model: str = "cnn23k", samples: int = WORK.samples, clients: int = CLIENTS) -> Problem:
     """Random pictures in the shape of CIFAR-10, with random labels and no augmentation."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -80,9 +82,9 @@ def problem(seed: int, model: str = "cnn23k", samples: int = WORK.samples) -> Pr
         return Images(pixels, torch.randint(10, (count,), generator=generator))
 
     data = ImageSet(
-        "noise", random(CLIENTS * samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
+        "noise", random(clients * samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
     )
-    return split(data, seed, model=model, clients=CLIENTS)
+    return split(data, seed, model=model, clients=clients)
 
 
 def without_kernels(seed: int) -> Problem:
@@ -279,7 +281,8 @@ def _costs(model: str, work: Work) -> Iterator[Record]:
         "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), sums, work.epochs),
         SHARED: arm(SharedFIPA(radius=0.1), BasisPlan(sampled_labels=1), local=FullGradient()),
     }
-    factory = partial(problem, model=model, samples=work.samples)
+    arms = {name: replace(one, participation=Participation("uniform", CLIENTS)) for name, one in arms.items()}
+    factory = partial(problem, model=model, samples=work.samples, clients=POPULATION)
     with Executor(factory, workers=2) as executor:
         seconds = _measured(executor, arms, work.turns, time.perf_counter)
     with Clocked(factory) as clocked:
@@ -309,7 +312,7 @@ def _measured(executor: Executor, arms: Mapping[str, Arm], turns: int, clock: Ca
 
 
 def _known(state: State) -> State:
-    """With as many columns in the basis as it holds for most of its life: those of a warm-up with 150 clients."""
+    """With as many columns in the basis as it holds for most of its life: as after a warm-up with 150 clients."""
     generator = torch.Generator().manual_seed(1)
     seen = {client: (1, torch.randn(state.theta.shape, generator=generator)) for client in range(150)}
     return replace(state, seen=seen)
