@@ -262,9 +262,9 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def _schema(name: str) -> Any:
-    from fipa.config import schema
+    from fipa.config import schema, stages
 
-    return getattr(schema, name)
+    return getattr(schema, name, None) or getattr(stages, name)
 
 
 def _sketch() -> Any:
