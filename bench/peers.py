@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import tempfile
+from dataclasses import asdict
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -15,23 +17,30 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bench.rounds import BATCH, CLIENTS, DECAY, LR, WORK, Gate, problem
+from bench.rounds import BATCH, CLIENTS, DECAY, LR, Gate, Work, problem
 from fipa.federation.problem import Problem
 
-USUAL = "FIPA_BENCH_USUAL_LAYOUT"  # in the environment, so that Flower's actors see it
+CASE = "FIPA_BENCH_CASE"  # in the environment, so that Flower's actors see it: work, and whether the layout is usual
+
+
+@cache
+def case() -> tuple[Work, bool]:
+    """What this process measures."""
+    work, usual = json.loads(os.environ[CASE])
+    return Work(**work), usual
 
 
 @cache
 def shared() -> Problem:
     """Once per process, as a Flower app keeps its data set."""
-    return problem(0)
+    return problem(0, case()[0])
 
 
 @cache
 def data(client: int) -> tuple[Tensor, ...]:
     """What a client trains on: our engine's tensors, channels innermost, or torch's usual layout, which is slower."""
     x, y = shared().clients[client].tensors
-    return (x.contiguous() if USUAL in os.environ else x), y
+    return (x.contiguous() if case()[1] else x), y
 
 
 def flat(tensors: Any) -> Tensor:
@@ -48,7 +57,7 @@ def train(message: Any, context: Any) -> Any:
     model.train()
     x, y = data(int(context.node_config["partition-id"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=DECAY)
-    for _ in range(WORK.epochs):
+    for _ in range(case()[0].epochs):
         for batch in torch.randperm(len(x)).split(BATCH):
             optimizer.zero_grad()
             cross_entropy(model(x[batch]), y[batch]).backward()
@@ -60,7 +69,7 @@ def train(message: Any, context: Any) -> Any:
     return app.Message(content=app.RecordDict(content), reply_to=message)
 
 
-def flower(gate: Gate, rounds: int, usual: bool) -> None:
+def flower(gate: Gate, rounds: int, work: Work, usual: bool) -> None:
     """Two actors of one CPU. In this process: `flwr run` would ask for answers only every 3 seconds."""
     os.environ |= {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -68,7 +77,8 @@ def flower(gate: Gate, rounds: int, usual: bool) -> None:
         "FLWR_HOME": tempfile.mkdtemp(),
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(Path(__file__).parent.parent),  # for the actors
-    } | ({USUAL: "1"} if usual else {})
+        CASE: json.dumps([asdict(work), usual]),
+    }
     app, strategies = import_module("flwr.app"), import_module("flwr.serverapp.strategy")
     server, client = import_module("flwr.serverapp").ServerApp(), import_module("flwr.clientapp").ClientApp()
     client.train()(train)
@@ -116,8 +126,9 @@ class Turns:
     def on_train_end(self, *, model: Any) -> None: ...
 
 
-def pfl(gate: Gate, rounds: int, threads: int) -> None:
+def pfl(gate: Gate, rounds: int, work: Work, threads: int) -> None:
     """One process, which is how pfl runs on a CPU unless started by a distributed launcher."""
+    os.environ[CASE] = json.dumps([asdict(work), False])
     torch.set_num_threads(threads)
     multiprocessing.current_process().name = "MainProcess"  # else pfl takes it for one that loads data
     asyncio.set_event_loop(asyncio.new_event_loop())
@@ -139,7 +150,7 @@ def pfl(gate: Gate, rounds: int, threads: int) -> None:
         ),
         import_module("pfl.aggregate.simulate").SimulatedBackend(federated, federated),
         model,
-        hyper.NNTrainHyperParams(local_num_epochs=WORK.epochs, local_learning_rate=LR, local_batch_size=BATCH),
+        hyper.NNTrainHyperParams(local_num_epochs=work.epochs, local_learning_rate=LR, local_batch_size=BATCH),
         callbacks=[Turns(gate, rounds)],
         send_metrics_to_platform=False,
     )

@@ -1,7 +1,7 @@
 """Rounds of image classification: rounds per second against Flower and pfl, and what a FIPA round costs.
 
-FIPA_BENCH_SIZE=quick takes fewer turns and less work for ResNet-20; smoke only shows that everything runs.
-FIPA_BENCH_MODELS=cnn8k,cnn23k measures what FIPA costs for these networks only.
+FIPA_BENCH_SIZE=quick takes fewer turns and fewer images for ResNet-20; smoke only shows that everything runs.
+FIPA_BENCH_MODELS=cnn8k,cnn23k measures these networks only.
 """
 
 from __future__ import annotations
@@ -55,25 +55,34 @@ POPULATION = 100  # that FIPA's rounds choose these clients from, as in the pape
 class Work:
     """Of a client in a round, and how many rounds are timed after one to warm up."""
 
-    samples: int
-    epochs: int
-    turns: int
+    model: str
+    samples: int = 500
+    epochs: int = 5
+    turns: int = 7
 
     def __str__(self) -> str:
         return f"{CLIENTS} clients x {self.samples} images x {self.epochs} epoch{'s' if self.epochs > 1 else ''}"
 
 
+def work_of(model: str) -> Work:
+    """By the size of the benchmark; rounds of ResNet-20 are slow."""
+    if SIZE == "smoke":
+        return Work(model, samples=100, epochs=1, turns=1)
+    work = Work(model, turns=7 if SIZE == "full" else 3)
+    if model == "resnet20":
+        work = replace(work, turns=3, samples=500 if SIZE == "full" else 100)
+    return work
+
+
 SIZE = os.environ.get("FIPA_BENCH_SIZE", "full")
-TINY = Work(100, 1, 1)
-WORK = {"full": Work(500, 5, 7), "quick": Work(500, 5, 3), "smoke": TINY}[SIZE]
-RESNET = {"full": Work(500, 5, 3), "quick": Work(100, 1, 3), "smoke": TINY}[SIZE]  # its rounds are slow
 MODELS = {"cnn8k": "CNN-8k", "cnn23k": "CNN-23k", "cnn207k": "CNN-207k", "resnet20": "ResNet-20"}
+PEERS_FLOORS = {"cnn23k": (3.0, 2.0), "resnet20": (1.3, 1.3)}  # times Flower's and pfl's speed
 SHARED, HALF = "FIPA shared basis", "FIPA, half of the images sketched,"
 FLOORS = {HALF: 1.5, SHARED: 1.0}  # times FedAvg's five epochs
-PEERS = "not installed: pip install 'fipa[peers]'"
+MISSING = "not installed: pip install 'fipa[peers]'"
 
 
-def problem(seed: int, model: str = "cnn23k", samples: int = WORK.samples, clients: int = CLIENTS) -> Problem:
+def problem(seed: int, work: Work, clients: int = CLIENTS) -> Problem:
     """Random pictures in the shape of CIFAR-10, with random labels and no augmentation."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -82,15 +91,15 @@ def problem(seed: int, model: str = "cnn23k", samples: int = WORK.samples, clien
         return Images(pixels, torch.randint(10, (count,), generator=generator))
 
     data = ImageSet(
-        "noise", random(clients * samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
+        "noise", random(clients * work.samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
     )
-    return split(data, seed, model=model, clients=clients)
+    return split(data, seed, model=work.model, clients=clients)
 
 
-def without_kernels(seed: int) -> Problem:
+def without_kernels(seed: int, work: Work) -> Problem:
     """The same where numba is missing: torch's convolutions. For processes that do nothing else."""
     small_cnn.COMPILED = False
-    return problem(seed)
+    return problem(seed, work)
 
 
 class Gate:
@@ -111,13 +120,15 @@ class Gate:
             self._start = time.perf_counter()
 
 
-Runs = Callable[[Gate, int], None]  # a system: so many rounds, calling the gate before each and at the end
+Runs = Callable[[Gate, int, Work], None]  # a system: so many rounds, calling the gate before each and at the end
 
 
-def engine(gate: Gate, rounds: int, factory: Callable[[int], Problem] = problem, workers: int = 2) -> None:
+def engine(
+    gate: Gate, rounds: int, work: Work, factory: Callable[[int, Work], Problem] = problem, workers: int = 2
+) -> None:
     """FedAvg by our engine."""
-    with Executor(factory, workers) as executor:
-        federation = Federation(arm(FedAvg()), 0, executor)
+    with Executor(partial(factory, work=work), workers) as executor:
+        federation = Federation(arm(FedAvg(), epochs=work.epochs), 0, executor)
         state = federation.start()
         for _ in range(rounds):
             gate(state.theta)
@@ -125,43 +136,41 @@ def engine(gate: Gate, rounds: int, factory: Callable[[int], Problem] = problem,
         gate(state.theta, last=True)
 
 
-def flower(gate: Gate, rounds: int, usual: bool = False) -> None:
+def flower(gate: Gate, rounds: int, work: Work, usual: bool = False) -> None:
     from bench import peers  # with Flower and pfl, which may be missing
 
-    peers.flower(gate, rounds, usual)
+    peers.flower(gate, rounds, work, usual)
 
 
-def pfl(gate: Gate, rounds: int, threads: int) -> None:
+def pfl(gate: Gate, rounds: int, work: Work, threads: int) -> None:
     from bench import peers
 
-    peers.pfl(gate, rounds, threads)
+    peers.pfl(gate, rounds, work, threads)
 
 
-def arm(
-    rule: Rule, plan: CurvaturePlan | None = None, epochs: int = WORK.epochs, local: LocalRule | None = None
-) -> Arm:
+def arm(rule: Rule, plan: CurvaturePlan | None = None, epochs: int = 5, local: LocalRule | None = None) -> Arm:
     """Rounds without evaluation, of clients that train by SGD unless told otherwise."""
     local = local or SGD(lr=LR, epochs=epochs, batch=BATCH, weight_decay=DECAY)
     return Arm("bench", (Stage(rule, local, 10**6, plan, evaluate_every=10**6),), group=1)
 
 
-def _child(pipe: Connection, run: Runs, rounds: int, log: Path) -> None:
+def _child(pipe: Connection, run: Runs, rounds: int, work: Work, log: Path) -> None:
     with log.open("w") as file:  # some are talkative
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     torch.set_num_threads(1)
-    run(Gate(pipe, problem(0).initial), rounds)
+    run(Gate(pipe, problem(0, work).initial), rounds, work)
 
 
 class System:
     """One of the systems, in a process of its own."""
 
-    def __init__(self, name: str, run: Runs, rounds: int) -> None:
+    def __init__(self, name: str, run: Runs, work: Work) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._log = Path("build") / f"rounds-{name}.log"
         self._log.parent.mkdir(exist_ok=True)
-        self._process = context.Process(target=_child, args=(theirs, run, rounds, self._log))
+        self._process = context.Process(target=_child, args=(theirs, run, work.turns + 1, work, self._log))
         self._process.start()
         theirs.close()  # so that the end of the process is seen here
 
@@ -194,11 +203,11 @@ class Timing:
         return {prefix + key: value for key, value in keys.items()}
 
 
-def take_turns(systems: Mapping[str, Runs], turns: int) -> dict[str, Timing]:
+def take_turns(systems: Mapping[str, Runs], work: Work) -> dict[str, Timing]:
     """Round by round A B C A B C, the first round of each not counted. All must have moved about as far."""
-    running = {name: System(name, run, turns + 1) for name, run in systems.items()}
+    running = {name: System(name, run, work) for name, run in systems.items()}
     try:
-        results = [{name: system.round() for name, system in running.items()} for _ in range(turns + 1)]
+        results = [{name: system.round() for name, system in running.items()} for _ in range(work.turns + 1)]
     finally:
         for system in running.values():
             system.close()
@@ -211,45 +220,49 @@ def take_turns(systems: Mapping[str, Runs], turns: int) -> dict[str, Timing]:
 
 
 def rounds() -> Iterator[Record]:
-    """Throughput of FedAvg with CNN-23k, then the cost of FIPA by model."""
-    yield from _throughput()
-    for model in os.environ.get("FIPA_BENCH_MODELS", ",".join(MODELS)).split(","):
-        yield from _costs(model, RESNET if model == "resnet20" else WORK)
+    """Throughput of FedAvg against peers, then the cost of FIPA, by model."""
+    models = os.environ.get("FIPA_BENCH_MODELS", ",".join(MODELS)).split(",")
+    for model in PEERS_FLOORS:
+        if model in models:
+            yield from _throughput(work_of(model))
+    for model in models:
+        yield from _costs(work_of(model))
 
 
-def _throughput() -> Iterator[Record]:
-    systems: dict[str, Runs] = {
-        "ours": engine,
-        "torch": partial(engine, factory=without_kernels),
-        "one": partial(engine, workers=1),
-    }
+def _throughput(work: Work) -> Iterator[Record]:
+    systems: dict[str, Runs] = {"ours": engine, "one": partial(engine, workers=1)}
+    ready = problem(0, work)
+    if small_cnn.SmallCNN.of(ready.model, ready.layout):
+        systems["torch"] = partial(engine, factory=without_kernels)
     if find_spec("flwr") and find_spec("ray"):
         systems |= {"flower": flower, "flower_usual": partial(flower, usual=True)}
     if find_spec("pfl"):
         systems |= {f"pfl{threads}": partial(pfl, threads=threads) for threads in (1, 2)}
-    times = take_turns(systems, WORK.turns)
-    ours, size = times["ours"], f"FedAvg, CNN-23k, {WORK}"
+    times = take_turns(systems, work)
+    ours, size = times["ours"], f"FedAvg, {MODELS[work.model]}, {work}"
+    flower_floor, pfl_floor = PEERS_FLOORS[work.model]
     yield Record(
         f"rounds: {size}, two workers", 1 / ours.seconds, None, "rounds per second",
         {**ours.detail(), "one_process_seconds": times["one"].seconds, "load": os.getloadavg()[0]},
     )  # fmt: skip
-    yield Record(
-        f"rounds: {size}, our kernels against torch's convolutions", times["torch"].seconds / ours.seconds, None,
-        "x faster", times["torch"].detail("torch_"),
-    )  # fmt: skip
+    if "torch" in times:
+        yield Record(
+            f"rounds: {size}, our kernels against torch's convolutions", times["torch"].seconds / ours.seconds, None,
+            "x faster", times["torch"].detail("torch_"),
+        )  # fmt: skip
     name = f"rounds: {size}, against Flower's simulation"
-    yield _against(f"{name}, our tensors", "flwr", times.get("flower"), ours, 3.0, {})
-    yield _against(f"{name}, torch's usual layout", "flwr", times.get("flower_usual"), ours, 3.0, {})
+    yield _against(f"{name}, our tensors", "flwr", times.get("flower"), ours, flower_floor, {})
+    yield _against(f"{name}, torch's usual layout", "flwr", times.get("flower_usual"), ours, flower_floor, {})
     threads = min((1, 2), key=lambda t: times[f"pfl{t}"].seconds) if "pfl1" in times else 0
     name = f"rounds: {size}, one process against pfl's, our tensors"
-    yield _against(name, "pfl", times.get(f"pfl{threads}"), times["one"], 2.0, {"threads": threads})
+    yield _against(name, "pfl", times.get(f"pfl{threads}"), times["one"], pfl_floor, {"threads": threads})
 
 
 def _against(
     name: str, package: str, theirs: Timing | None, ours: Timing, floor: float, detail: dict[str, Any]
 ) -> Record:
     if theirs is None:
-        return Record(name, math.nan, None, PEERS, {})
+        return Record(name, math.nan, None, MISSING, {})
     detail = {"seconds": ours.seconds, **theirs.detail("their_"), **detail, package: version(package)}
     return Record(name, theirs.seconds / ours.seconds, None if SIZE == "smoke" else floor, "x faster", detail)
 
@@ -270,7 +283,7 @@ class Clocked(Executor):
         return rows
 
 
-def _costs(model: str, work: Work) -> Iterator[Record]:
+def _costs(work: Work) -> Iterator[Record]:
     """What FIPA's rounds take, in two workers with the server's part, and what their clients take."""
     sketch, sums = SketchPlan(rank=100, sampled_labels=1), AdditivePlan(width=100, sampled_labels=1)
     half = replace(sketch, max_examples=work.samples // 2)
@@ -282,7 +295,7 @@ def _costs(model: str, work: Work) -> Iterator[Record]:
         SHARED: arm(SharedFIPA(radius=0.1), BasisPlan(sampled_labels=1), local=FullGradient()),
     }
     arms = {name: replace(one, participation=Participation("uniform", CLIENTS)) for name, one in arms.items()}
-    factory = partial(problem, model=model, samples=work.samples, clients=POPULATION)
+    factory = partial(problem, work=work, clients=POPULATION)
     with Executor(factory, workers=2) as executor:
         seconds = _measured(executor, arms, work.turns, time.perf_counter)
     with Clocked(factory) as clocked:
@@ -293,7 +306,7 @@ def _costs(model: str, work: Work) -> Iterator[Record]:
             floor = FLOORS.get(name) if SIZE != "smoke" and work.epochs > 1 else None
             ours, theirs = spent[name], spent["FedAvg"]
             detail = {"seconds": ours, "fedavg_seconds": theirs, "parameters": f"{parameters:,}"}
-            title = f"rounds: {what}{name} against FedAvg, {MODELS[model]}, {work}"
+            title = f"rounds: {what}{name} against FedAvg, {MODELS[work.model]}, {work}"
             yield Record(title, ours / theirs, floor, "x the time", detail, at_most=True)
 
 

@@ -23,14 +23,25 @@ SWITCHES = (
 class Browser:
     """A page in Chromium, asked through JavaScript."""
 
-    def __init__(self, driver: webdriver.Chrome) -> None:
+    def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
         self.driver = driver
+        self.shown: Path | str | None = None
+        self._place = folder / "page.html"
 
     def open(self, page: Path | str) -> None:
+        """An address, or a file that stands alone.
+
+        Files are shown under one address: of a page there Chromium keeps what it has compiled, and the next one with
+        the same scripts is there in a third of the time.
+        """
         from selenium.webdriver.support.ui import WebDriverWait
 
         self.messages(), self.requests()
-        self.driver.get(page if isinstance(page, str) else page.as_uri())
+        self.shown = page
+        if isinstance(page, Path):
+            shutil.copyfile(page, self._place)
+            page = self._place.as_uri()
+        self.driver.get(page)
         # Chromium's driver may return from a local file of some megabytes before its scripts have run.
         WebDriverWait(self.driver, 30).until(
             lambda driver: driver.execute_script("return document.readyState") == "complete"
@@ -113,6 +124,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     try:
-        yield Browser(driver)
+        yield Browser(driver, tmp_path_factory.mktemp("page"))
     finally:
         driver.quit()

@@ -83,11 +83,12 @@ ROOTS = [name for name in names() if "base" not in tomllib.loads((SHIPPED / f"{n
 SHOWN = {"fit-sin2", "fit-mixture2d", "pde-allen-cahn", "poisson-2d", "pde-inverse", "digits", "head-cifar100-fedrcl"}
 BACKBONE = "from torch.nn import Flatten as backbone\n"  # pixels are features
 # several clients at once, which others do one by one: to trace what they do takes longer than two rounds
-TRACED = {"fit-sin2", "digits"}
+GROUPED = {"fit-sin2", "digits"}
+TRACED = {"poisson-2d"}  # of those with `engine.trace`
 
 
 def test_a_root_is_of_every_kind() -> None:
-    assert set(ROOTS) > SHOWN > TRACED
+    assert set(ROOTS) > SHOWN > GROUPED | TRACED
 
 
 def form(settings: Any) -> Any:
@@ -131,7 +132,8 @@ def test_shipped_experiments_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     else:
         more = [f"arms.{i}.local={{name='adam', steps=2}}" for i, _ in arms]
         more += [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
-    more += [] if name in TRACED else ["engine.group=1"]
+    more += [] if name in GROUPED else ["engine.group=1"]
+    more += [] if name in TRACED else ["engine.trace=false"]
     chosen = of_their_own()[name]
     if experiment.problem.name == "head":
         more += [f"problem.backbone='{write(tmp_path, BACKBONE, 'backbone.py')}'"]
