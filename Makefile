@@ -5,18 +5,21 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready-
 SUDO   := $(shell command -v sudo)
 
+# bytecode is kept even where Python is told not to: tests and workers start many processes that import the package
+export PYTHONDONTWRITEBYTECODE :=
+
 SLOW   := browser or simulation or deployment or convergence or long
-# bytecode is kept even where Python is told not to: the tests start many processes that import the package
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help demo test test-fast docs bench browser lint format clean all-tests
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/ -/'
 
+# without compiling all that is installed: most of it is never imported
 $(READY)%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) [$*] (once; a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
 demo: $(READY)cli     ## two clients fit sin(2 pi x): FedAvg against FIPA, about a minute
@@ -36,7 +39,7 @@ test-fast: $(READY)kernels  ## tests without browser, Ray, deployments and long 
 # once, or every process of the tests would compile them
 $(READY)kernels: $(READY)dev src/fipa/kernels/loops.py
 	@echo "compiling loops ..."
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m fipa.kernels
+	@$(BIN)/python -m fipa.kernels
 	@touch $@
 
 # not --quiet: that drops warnings before they are counted

@@ -25,8 +25,8 @@ class Browser:
 
     def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
         self.driver = driver
-        self.shown: Path | str | None = None
         self._place = folder / "page.html"
+        self._file: Path | None = None  # that was last put there
 
     def open(self, page: Path | str) -> None:
         """An address, or a file that stands alone.
@@ -37,8 +37,8 @@ class Browser:
         from selenium.webdriver.support.ui import WebDriverWait
 
         self.messages(), self.requests()
-        self.shown = page
         if isinstance(page, Path):
+            self._file = page
             shutil.copyfile(page, self._place)
             page = self._place.as_uri()
         self.driver.get(page)
@@ -46,6 +46,10 @@ class Browser:
         WebDriverWait(self.driver, 30).until(
             lambda driver: driver.execute_script("return document.readyState") == "complete"
         )
+
+    def shows(self, page: Path) -> bool:
+        """Whether this file is open."""
+        return self._file == page and self.driver.current_url == self._place.as_uri()
 
     def unfold(self) -> None:
         """Unfold all there is, and wait for the charts in it."""

@@ -75,10 +75,10 @@ def deployment() -> Iterator[Deployment]:
     assert not running.folder.exists()
 
 
-def config(folder: Path, rounds: int, **more: Any) -> dict[str, Any]:
+def config(folder: Path, rounds: int, clients: int, **more: Any) -> dict[str, Any]:
     """Of a run of the demo."""
     files = {"checkpoint": str(folder / "state.pt"), "output": str(folder / "theta.safetensors")}
-    return {"experiment": EXPERIMENT, "arm": ARM, "set": ";".join(changes(2, rounds)), **files, **more}
+    return {"experiment": EXPERIMENT, "arm": ARM, "set": ";".join(changes(clients, rounds)), **files, **more}
 
 
 def rounds(folder: Path) -> int:
@@ -134,21 +134,22 @@ def accuracies(text: str) -> list[tuple[int, float]]:
 
 @pytest.mark.deployment
 def test_a_run_resumes_after_its_superlink_was_killed(deployment: Deployment, tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app")
-    deployment.submit(app, config(tmp_path, 2))
+    """With a client of one node: the other one has nothing to do."""
+    app, settings = write_app(tmp_path / "app"), config(tmp_path, 2, clients=1)
+    deployment.submit(app, settings)
     wait_until(lambda: rounds(tmp_path) >= 1)
-    deployment.kill_superlink()  # clients are at work for the second round
+    deployment.kill_superlink()  # the client is at work for the second round
     deployment.start_superlink()
     assert rounds(tmp_path) == 1
-    assert "resuming after round 1" in deployment.run(app, config(tmp_path, 2))
+    assert "resuming after round 1" in deployment.run(app, settings)
     assert rounds(tmp_path) == 2
-    assert torch.equal(load_theta(tmp_path / "theta.safetensors"), alone(EXPERIMENT, ARM, changes(2, 2)))
+    assert torch.equal(load_theta(tmp_path / "theta.safetensors"), alone(EXPERIMENT, ARM, changes(1, 2)))
 
 
 @pytest.mark.deployment
 def test_a_run_outlives_a_node_that_is_killed_at_work(deployment: Deployment, tmp_path: Path) -> None:
     before = deployment.log("node-1").count(TRAIN)
-    run = deployment.submit(write_app(tmp_path / "app"), config(tmp_path, 1, deadline=5.0, grace=0.0))
+    run = deployment.submit(write_app(tmp_path / "app"), config(tmp_path, 1, clients=2, deadline=5.0, grace=0.0))
     wait_until(lambda: deployment.log("node-1").count(TRAIN) > before)
     deployment.kill_node(1)
     assert not [line for line in left(deployment.folder) if "partition-id=1" in line]

@@ -28,7 +28,7 @@ def page(tmp_path, content, views=None):
 @pytest.fixture
 def opened(browser, full):
     """The full page, loaded once: a test puts back what it changes."""
-    if browser.shown != full:
+    if not browser.shows(full):
         browser.open(full)
         browser.unfold()
     return browser
@@ -216,7 +216,7 @@ def equation(tmp_path_factory):
 @pytest.fixture
 def pde(browser, equation):
     """Loaded once, too, for tests that stand side by side."""
-    if browser.shown != equation:
+    if not browser.shows(equation):
         browser.open(equation)
         browser.unfold()
     return browser
