@@ -18,7 +18,7 @@ from bench.head import heads
 from bench.many import many
 from bench.pde import pdes
 from bench.replies import flower_memory
-from bench.rounds import rounds
+from bench.rounds import against_peers, rounds
 from bench.server import additive_memory, many_replies, solves
 from bench.sketching import clients, sketches
 from bench.start import start
@@ -33,6 +33,7 @@ PARTS = {
     "flower": flower_memory,
     "fitting": fitting,
     "pde": pdes,
+    "peers": against_peers,
     "rounds": rounds,
     "start": start,
     "many": many,
@@ -94,16 +95,14 @@ def _detail(record: Record) -> str:
 def _write_docs(records: list[Record], speed: dict[str, float]) -> None:
     path = Path("docs/benchmarks.md")
     head, _, old = path.read_text().partition(MARK)
-    measured = {r.name.split(":")[0] for r in records}
-    kept = [row for row in old.splitlines() if row.startswith("| ") and row[2:].split(":")[0] not in measured]
-    rows = kept[1:] + [  # the first is the table's head
-        f"| {r.name} | {_measured(r, '**')} | {_floor(r)} | {_detail(r)} |" for r in records
-    ]
+    rows = {row[2:].split(" | ")[0]: row for row in old.splitlines() if row.startswith("| ")}
+    rows.pop("what", None)  # the table's head
+    rows |= {r.name: f"| {r.name} | {_measured(r, '**')} | {_floor(r)} | {_detail(r)} |" for r in records}
     about = (
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix products at "
         f"{speed['float32']:.0f} Gflop/s in float32 and {speed['float64']:.0f} in float64.\n\n"
     )
-    table = "| what | measured | floor | detail |\n|---|---|---|---|\n" + "\n".join(rows)
+    table = "| what | measured | floor | detail |\n|---|---|---|---|\n" + "\n".join(rows.values())
     path.write_text(f"{head}{MARK}\n\n{about}{table}\n")
 
 

@@ -219,14 +219,20 @@ def take_turns(systems: Mapping[str, Runs], work: Work) -> dict[str, Timing]:
     return {name: Timing(median(t), min(t), max(t)) for name, t in times.items()}
 
 
+def against_peers() -> Iterator[Record]:
+    """FedAvg's rounds per second."""
+    for model in [model for model in PEERS_FLOORS if model in _models()]:
+        yield from _throughput(work_of(model))
+
+
 def rounds() -> Iterator[Record]:
-    """Throughput of FedAvg against peers, then the cost of FIPA, by model."""
-    models = os.environ.get("FIPA_BENCH_MODELS", ",".join(MODELS)).split(",")
-    for model in PEERS_FLOORS:
-        if model in models:
-            yield from _throughput(work_of(model))
-    for model in models:
+    """What FIPA's rounds cost, in those of FedAvg."""
+    for model in _models():
         yield from _costs(work_of(model))
+
+
+def _models() -> list[str]:
+    return os.environ.get("FIPA_BENCH_MODELS", ",".join(MODELS)).split(",")
 
 
 def _throughput(work: Work) -> Iterator[Record]:
@@ -242,19 +248,19 @@ def _throughput(work: Work) -> Iterator[Record]:
     ours, size = times["ours"], f"FedAvg, {MODELS[work.model]}, {work}"
     flower_floor, pfl_floor = PEERS_FLOORS[work.model]
     yield Record(
-        f"rounds: {size}, two workers", 1 / ours.seconds, None, "rounds per second",
+        f"peers: {size}, two workers", 1 / ours.seconds, None, "rounds per second",
         {**ours.detail(), "one_process_seconds": times["one"].seconds, "load": os.getloadavg()[0]},
     )  # fmt: skip
     if "torch" in times:
         yield Record(
-            f"rounds: {size}, our kernels against torch's convolutions", times["torch"].seconds / ours.seconds, None,
+            f"peers: {size}, our kernels against torch's convolutions", times["torch"].seconds / ours.seconds, None,
             "x faster", times["torch"].detail("torch_"),
         )  # fmt: skip
-    name = f"rounds: {size}, against Flower's simulation"
+    name = f"peers: {size}, against Flower's simulation"
     yield _against(f"{name}, our tensors", "flwr", times.get("flower"), ours, flower_floor, {})
     yield _against(f"{name}, torch's usual layout", "flwr", times.get("flower_usual"), ours, flower_floor, {})
     threads = min((1, 2), key=lambda t: times[f"pfl{t}"].seconds) if "pfl1" in times else 0
-    name = f"rounds: {size}, one process against pfl's, our tensors"
+    name = f"peers: {size}, one process against pfl's, our tensors"
     yield _against(name, "pfl", times.get(f"pfl{threads}"), times["one"], pfl_floor, {"threads": threads})
 
 
