@@ -1,8 +1,10 @@
-"""The table of docs/pde.md from runs: `python docs/results/table.py runs/pde-bratu runs/poisson-2d ...`.
+"""The table of docs/pde.md from runs: `python docs/results/table.py [--keep] runs/pde-bratu ...`.
 
 For each run: the last error of each arm, median and range over the seeds; and how many times the error of FIPA's arms
 is below the best that any FedAvg arm had reached **on the same seed** within as many rounds, and within as many
 seconds. Where the one stopped earlier, the other is cut to that budget.
+
+--keep also writes every arm and seed to docs/results/EXPERIMENT.csv; rows there that are in none of the runs stay.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tables import HERE, read, write
 
 Curves = dict[str, Any]
 
@@ -40,6 +44,14 @@ def main(directories: list[str]) -> None:
             else:
                 cells += ["", ""]
             print("| " + " | ".join(cells) + " |")
+
+
+def keep(directory: str) -> None:
+    """The rows of a run's summary, in place of those of the same arms and seeds."""
+    rows = read(Path(directory) / "summary.csv")
+    file = HERE / f"{json.loads((Path(directory) / 'results.json').read_text())['experiment']}.csv"
+    kept = {(row["arm"], row["seed"]): row for row in [*read(file), *rows]}
+    write(file, list(dict.fromkeys(column for row in kept.values() for column in row)), kept.values())
 
 
 def spread(values: list[float]) -> str:
@@ -71,4 +83,8 @@ def within(curves: Curves, budget: str, limit: float) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    runs = [argument for argument in sys.argv[1:] if argument != "--keep"]
+    main(runs)
+    if "--keep" in sys.argv:
+        for run in runs:
+            keep(run)
