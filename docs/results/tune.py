@@ -49,6 +49,7 @@ MANY_CLASSES = HEADS | {
 }
 # the same number of local steps in all
 STEPS: list[Choice] = [{"local.steps": 10, "rounds": 80}, {"local.steps": 50, "rounds": 16}]
+HALF_STEPS: list[Choice] = [{"local.steps": 10, "rounds": 40}, {"local.steps": 50, "rounds": 8}]
 EQUATIONS = {"FedAvg": [each("local.lr", 3e-4, 1e-3, 3e-3), STEPS]}
 GRIDS = {
     "head-cifar10": HEADS,
@@ -56,6 +57,7 @@ GRIDS = {
     "head-tiny-imagenet": MANY_CLASSES,
     "pde-burgers": EQUATIONS,
     "pde-allen-cahn-2d": EQUATIONS,
+    "poisson-5d-hard": {"FedAvg, tuned": [each("local.lr", 3e-4, 1e-3, 3e-3), HALF_STEPS]},
     "fit-mixture2d": {
         "FedAvg": [
             each("local.lr", 1e-4, 3e-4, 1e-3),

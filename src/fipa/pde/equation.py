@@ -23,6 +23,7 @@ from fipa.errors import FipaError
 from fipa.federation.problem import Curves, Maps, Problem
 from fipa.pde.domain import Box, Face, Region, check_split
 from fipa.pde.field import Field
+from fipa.pde.hard import Clamped
 from fipa.randomness import generator_for
 
 Operator = Callable[[Field, Tensor, Tensor], Tensor]
@@ -153,6 +154,7 @@ def federated(
     *,
     seed: int,
     penalty: float = 1.0,
+    hard_boundary: bool = False,
     extra: Callable[[int, Region], Sequence[Residual]] | None = None,
     metric: Callable[[nn.Module], float | Tensor] | None = None,
     name: str = "relative L2 error",
@@ -164,6 +166,9 @@ def federated(
     ----------
     penalty
         $\lambda$.
+    hard_boundary
+        Meet the condition u = 0 exactly: the model is multiplied by a function that vanishes on the faces that have it.
+        The loss then has no boundary term, and neither `penalty` nor `points.boundary` a meaning.
     extra
         `extra(client, region)`: further terms of a client's loss, such as measurements.
     metric, name
@@ -174,6 +179,9 @@ def federated(
     if not penalty > 0:
         raise FipaError(f"problem.penalty must be positive, got {penalty}")
     check_split(pde.domain, regions, pde.conditions)
+    if hard_boundary:
+        _check_zero(pde, seed)
+        model = Clamped(model, pde.domain, pde.conditions)
     interior, boundary = pde.interior, pde.boundary  # one object each: clients of one form are trained side by side
 
     dtype = next(model.parameters()).dtype
@@ -186,7 +194,7 @@ def federated(
         x = region.box.uniform(points.interior, generator)
         terms = [Residual(interior, cast(x), cast(_finite(pde.source(x), x, "source")))]
         faces = region.faces(pde.domain, pde.conditions)
-        if faces:
+        if faces and not hard_boundary:
             s = torch.cat([region.box.on_face(face, points.boundary, generator) for face in faces])
             terms.append(Residual(boundary, cast(s), cast(_finite(pde.values(s), s, "boundary value")), weight=penalty))
         return Client((*terms, *(extra(number, region) if extra else ())))
@@ -285,6 +293,21 @@ def _finite(values: Any, x: Tensor, what: str) -> Tensor:
         place = int(bad.nonzero()[0])
         raise FipaError(f"the {what} is {float(values[place])} at x = {x[place].tolist()}")
     return values
+
+
+def _check_zero(pde: PDE, seed: int, count: int = 100) -> None:
+    """Before a model is made to vanish on the boundary: that the solution does."""
+    if pde.condition is not dirichlet:
+        raise FipaError("hard_boundary is for the condition u = 0: give condition=fipa.pde.dirichlet, or leave it out")
+    for face in pde.conditions:
+        x = pde.domain.on_face(face, count, generator_for(seed, "data"))
+        values = _finite(pde.values(x), x, "boundary value")
+        if bool((values.abs() > 1e-12).any()):
+            place = int(values.abs().argmax())
+            raise FipaError(
+                f"hard_boundary is for the condition u = 0, but u is {float(values[place]):.3g} at x = "
+                f"{x[place].tolist()}: leave it out"
+            )
 
 
 def _check_rows(term: Residual, model: nn.Module, client: int) -> None:

@@ -92,6 +92,7 @@ def elliptic(
     points: Points = Points(interior=400, boundary=20),
     penalty: float = 10.0,
     hidden: Sequence[int] = (32, 32, 32),
+    hard_boundary: bool = False,
 ) -> Problem:
     r"""A nonlinear equation on [0, 1] or the unit square, cut at `cuts` or into `regions`; relative L2 error.
 
@@ -109,8 +110,10 @@ def elliptic(
         Weight $\lambda$ of the boundary condition in the loss.
     hidden
         Widths of the network's hidden layers.
+    hard_boundary
+        Multiply the network by a function that is zero on the boundary, so that u = 0 holds there without a penalty.
     """
-    return _solve(EQUATIONS[equation], seed, cuts, regions, points, penalty, hidden)
+    return _solve(EQUATIONS[equation], seed, cuts, regions, points, penalty, hidden, hard_boundary)
 
 
 def poisson(
@@ -123,6 +126,7 @@ def poisson(
     points: Points = Points(interior=2000, boundary=200),
     penalty: float = 100.0,
     hidden: Sequence[int] = (32, 32, 32),
+    hard_boundary: bool = False,
 ) -> Problem:
     r"""-Δu = f on the unit cube with u = Π sin(π xᵢ), or their sum as in the published code; relative L2 error.
 
@@ -142,11 +146,13 @@ def poisson(
         Weight $\lambda$ of the boundary condition in the loss.
     hidden
         Widths of the network's hidden layers.
+    hard_boundary
+        Multiply the network by a function that is zero on the boundary, so that u = 0 holds there without a penalty.
     """
     if dimension < 1:
         raise FipaError(f"problem.dimension must be at least 1, got {dimension}")
     equation = Equation(poisson_residual, SOLUTIONS[solution], dimension)
-    return _solve(equation, seed, cuts, regions, points, penalty, hidden)
+    return _solve(equation, seed, cuts, regions, points, penalty, hidden, hard_boundary)
 
 
 def _solve(
@@ -157,9 +163,10 @@ def _solve(
     points: Points,
     penalty: float,
     hidden: Sequence[int],
+    hard: bool,
 ) -> Problem:
     pde = equation.pde
     model = mlp([pde.domain.axes, *hidden, 1], generator=generator_for(seed, "model"))
     split = grid_split(pde.domain, cuts) if regions is None else regions
     labels = ("x", "y") if pde.domain.axes < 3 else ("x₁", "x₂")
-    return federated(pde, split, model, points, seed=seed, penalty=penalty, labels=labels)
+    return federated(pde, split, model, points, seed=seed, penalty=penalty, hard_boundary=hard, labels=labels)
