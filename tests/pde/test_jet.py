@@ -123,6 +123,16 @@ def test_parts_and_multiples_have_the_bits_of_any_function(function: Any, others
     assert torch.equal(quick.curvatures, general.curvatures)
 
 
+@pytest.mark.parametrize("laplacian", [False, True])
+@pytest.mark.parametrize("wide", [False, True], ids=["columns", "a column and all"])
+def test_products_are_those_of_any_function(wide: bool, laplacian: bool) -> None:
+    x = Jet.of(points(7, 2), laplacian=laplacian)
+    factors = torch.sin(x), (torch.exp(x) if not wide else torch.exp(x)[:, :1])
+    for pair in (factors, factors[::-1]):
+        quick, general = (rule(Tensor.__mul__, pair, {}) for rule in (_apply, _general))
+        torch.testing.assert_close(channels_of(quick), channels_of(general), rtol=1e-14, atol=1e-14)
+
+
 def test_linear_with_weights_that_vary_with_x() -> None:
     """Its own rule is for fixed weights: with ones for x, and weights x y B, the result (1, n) is x y sum(B)."""
     x, c = points(6, 2), B.sum()
