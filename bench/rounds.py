@@ -124,7 +124,7 @@ Runs = Callable[[Gate, int, Work], None]  # a system: so many rounds, calling th
 
 
 def engine(
-    gate: Gate, rounds: int, work: Work, factory: Callable[[int, Work], Problem] = problem, workers: int = 2
+    gate: Gate, rounds: int, work: Work, factory: Callable[..., Problem] = problem, workers: int = 2
 ) -> None:
     """FedAvg by our engine."""
     with Executor(partial(factory, work=work), workers) as executor:

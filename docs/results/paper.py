@@ -157,7 +157,7 @@ EQUATIONS = {
     "pde-allen-cahn": "Fig. 3A, Allen-Cahn", "pde-bratu": "Fig. 3A, Bratu", "pde-fisher": "Fig. 3A, Fisher",
     "pde-reaction-diffusion": "Fig. 3A, reaction-diffusion", "poisson-1d": "Fig. 3C, Poisson, d = 1",
     "poisson-2d": "Fig. 3C, Poisson, d = 2", "poisson-3d": "Fig. 3D, Poisson, d = 3",
-    "poisson-5d": "Fig. 3E, Poisson, d = 5",
+    "poisson-5d": "Fig. 3E, Poisson, d = 5", "poisson-5d-hard": "Fig. 3E, zero on the boundary by construction",
 }  # fmt: skip
 
 OTHERS = (

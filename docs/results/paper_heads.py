@@ -18,6 +18,13 @@ PUBLISHED = {
 }
 FIRST_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedAvgM", "FedVARP")
 CEILING = "centralised"
+REMARKS = {
+    "cifar10": "We had aimed at two points: that is more than the ceiling leaves.",
+    "cifar100": (
+        "It is behind SCAFFOLD, though far above Fed3R: with 128,100 parameters, 200 columns hold less of the "
+        "curvature than with the 12,810 of CIFAR-10, and its accuracy still rises after 60 rounds."
+    ),
+}
 
 
 def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
@@ -70,23 +77,34 @@ def section() -> list[str]:
     if not run():
         return ["Not in this form yet: see [heads](vision.md#heads)."]
     cells = [cell(name, alpha) for name, alpha in run()]
-    gains = [above(arms, OURS, best_first_order(arms)) for arms in cells]
-    papers = [above(arms, PAPERS, "FedAvg") for arms in cells]
-    if not any(mean(values) < 0.5 for values in papers):
-        raise SystemExit("Table 2: the CSVs do not bear out that the paper's rule has no lead")
     words = (
         "Not the paper's protocol (1000 rounds of FedRCL on ResNet-18), which two processors cannot bear, but how it "
         "is done today: the head of a frozen, public backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's "
         "accuracies are those of other networks; what can be compared is who is ahead. Ours are the better of the last "
-        "five rounds and of the mean of the last ten heads; the settings of every arm were chosen on seed 5 at alpha "
-        "0.05. *Ceiling* is the best of 100 rounds of L-BFGS on all data in one place; in the end it has learned the "
-        f"images by heart ({min(row['last'] for arms in cells for row in arms[CEILING].values()):.1f} at the worst)."
+        "five rounds and of the mean of the last ten heads; the settings of every arm on CIFAR-10 were chosen on seed "
+        "5 at alpha 0.05, on CIFAR-100 those of FedAvg, SCAFFOLD, FedVARP, Fed3R and the paper's rule. *Ceiling* is "
+        "the best of 100 rounds of L-BFGS on all data in one place; in the end it has learned the images by heart "
+        f"({min(row['last'] for arms in cells for row in arms[CEILING].values()):.1f} at the worst)."
     )
-    verdict = (
-        "FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule here**: its lead "
-        f"over FedAvg is {', '.join(map(told, papers))} points. The shared basis is above the best first-order rule by "
-        f"{', '.join(map(told, gains))} points (95 % intervals, paired by seed; in the order of the table). We had "
-        "aimed at two points: that is more than the ceiling leaves."
+    command = "`fipa run head-cifar10`, `head-cifar100`, with `--set problem.partition.alpha=0.1` and so on, or "
+    return [
+        words, "\n".join(table_2()), *(_verdict(name) for name in dict.fromkeys(name for name, _ in run())),
+        command + "`--set 'problem.partition={name=\"iid\"}'`.",
+    ]  # fmt: skip
+
+
+def _verdict(name: str) -> str:
+    """What the rows of a set say."""
+    cells = [cell(name, alpha) for other, alpha in run() if other == name]
+    gains = [above(arms, OURS, best_first_order(arms)) for arms in cells]
+    papers = [above(arms, PAPERS, "FedAvg") for arms in cells]
+    if any(mean(values) > 0 for values in papers) or (name == "cifar100") != all(mean(values) < 0 for values in gains):
+        raise SystemExit(f"Table 2: the CSVs of {name} do not bear out what is said of them")
+    known = all(len(values) > 1 for values in gains)
+    text = (
+        f"{SETS[name]}: FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule "
+        f"here**: its lead over FedAvg is {', '.join(map(told, papers))} points. The shared basis is above the best "
+        f"first-order rule by {', '.join(map(told, gains))} points"
     )
-    command = "`fipa run head-cifar10`, with `--set problem.partition.alpha=0.1` and so on, or "
-    return [words, "\n".join(table_2()), verdict, command + "`--set 'problem.partition={name=\"iid\"}'`."]
+    text += " (95 % intervals, paired by seed; in the order of the table)." if known else " (one seed)."
+    return f"{text} {REMARKS[name]}"

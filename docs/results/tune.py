@@ -45,7 +45,7 @@ MANY_CLASSES = HEADS | {
     "FedAvg": [FASTER],
     "SCAFFOLD": [FASTER],
     "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
-    "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1), each("rule.step", 0.5, 1.0)],
+    "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1)],
 }
 # the same number of local steps in all
 STEPS: list[Choice] = [{"local.steps": 10, "rounds": 80}, {"local.steps": 50, "rounds": 16}]
