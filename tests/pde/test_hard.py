@@ -1,4 +1,4 @@
-"""Networks that are zero on the boundary: their values and derivatives, the problem without a penalty, what is refused."""
+"""Networks that are zero on the boundary: values and derivatives, the problem without a penalty, what is refused."""
 
 from __future__ import annotations
 
