@@ -123,9 +123,7 @@ class Gate:
 Runs = Callable[[Gate, int, Work], None]  # a system: so many rounds, calling the gate before each and at the end
 
 
-def engine(
-    gate: Gate, rounds: int, work: Work, factory: Callable[..., Problem] = problem, workers: int = 2
-) -> None:
+def engine(gate: Gate, rounds: int, work: Work, factory: Callable[..., Problem] = problem, workers: int = 2) -> None:
     """FedAvg by our engine."""
     with Executor(partial(factory, work=work), workers) as executor:
         federation = Federation(arm(FedAvg(), epochs=work.epochs), 0, executor)
