@@ -21,10 +21,10 @@ CEILING = "centralised"
 REMARKS = {
     "cifar10": "We had aimed at two points: that is more than the ceiling leaves.",
     "cifar100": (
-        "It is behind SCAFFOLD, for a seventh of its uplink and five times its downlink, and far above Fed3R. With "
-        "128,100 parameters, 200 columns hold less of the curvature than with the 12,810 of CIFAR-10, and its accuracy "
-        "still rises after 60 rounds. The paper's rule sends 20 eigenpairs per client, fewer than there are classes; "
-        "its damping hardly matters (docs/results/tuning-head-cifar100.csv)."
+        "It is behind SCAFFOLD, for a seventh of its uplink and five times its downlink, and far above Fed3R. We "
+        "think that 200 columns are few for 128,100 parameters, ten times those of CIFAR-10's head; its accuracy still "
+        "rises after 60 rounds. The paper's rule sends 20 eigenpairs per client, fewer than there are classes; with "
+        "dampings from 0.001 to 0.1 it is between 23.4 and 26.9 on seed 5."
     ),
 }
 
@@ -105,8 +105,8 @@ def _verdict(name: str) -> str:
     known = all(len(values) > 1 for values in gains)
     text = (
         f"{SETS[name]}: FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule "
-        f"here**: its lead over FedAvg is {', '.join(map(told, papers))} points. The shared basis is above the best "
-        f"first-order rule by {', '.join(map(told, gains))} points"
+        f"here**: its lead over FedAvg is {', '.join(map(told, papers))} points. The lead of the shared basis over "
+        f"the best first-order rule is {', '.join(map(told, gains))} points"
     )
     text += " (95 % intervals, paired by seed; in the order of the table)." if known else " (one seed)."
     return f"{text} {REMARKS[name]}"

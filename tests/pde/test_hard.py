@@ -14,7 +14,7 @@ from fipa import FIPA, FipaError
 from fipa.pde import PDE, Box, Field, Points, dirichlet, federated, grid_split, manufactured
 from fipa.pde.hard import Clamped
 from fipa.problems.elliptic import elliptic, poisson
-from pde.cases import DOUBLE, assert_is_dense, network, newton, points
+from pde.cases import assert_is_dense, network, newton, points
 
 SMALL = Points(interior=20, boundary=3, test=50)
 
@@ -95,4 +95,3 @@ def test_other_conditions_are_refused() -> None:
 def test_float32_stays_float32() -> None:
     model = Clamped(network([2, 4, 1]).float(), Box.cube(2), Box.cube(2).faces)
     assert model(points(3, 2).float()).dtype == torch.float32
-    assert points(3, 2).dtype == DOUBLE

@@ -34,8 +34,7 @@ class Clamped(nn.Module):
         super().__init__()
         self.network = network
         like = next(network.parameters(), torch.zeros(()))
-        slopes, offsets = torch.zeros(len(faces), domain.axes), torch.zeros(len(faces))
-        slopes, offsets = slopes.to(like), offsets.to(like)
+        slopes, offsets = like.new_zeros(len(faces), domain.axes), like.new_zeros(len(faces))
         for row, (axis, side) in enumerate(faces):
             sign = 1 if side == "low" else -1
             both = {(axis, "low"), (axis, "high")} <= set(faces)
