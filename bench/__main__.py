@@ -22,10 +22,12 @@ from bench.rounds import against_peers, rounds
 from bench.server import additive_memory, many_replies, solves
 from bench.sketching import clients, sketches
 from bench.start import start
+from bench.steps import steps
 
 PARTS = {
     "sketch": sketches,
     "client": clients,
+    "steps": steps,
     "head": heads,
     "server": solves,
     "replies": many_replies,
