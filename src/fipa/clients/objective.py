@@ -13,11 +13,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp, vmap
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
@@ -353,14 +355,29 @@ def traced(function: Callable[..., Tensor], thetas: Tensor, terms: Terms) -> Cal
     graph = make_fx(call)(thetas, *leaves)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    trace: Callable[..., Tensor] = graph
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch would rather compile, which needs a compiler here
-        with suppress(Exception):  # gradients of convolutions, which take longer than their calls anyway
-            trace = torch.jit.trace(graph, (thetas, *leaves), check_trace=False)
+    trace = _interpreted(graph, (thetas, *leaves))
 
     def run(thetas: Tensor, terms: Terms) -> Tensor:
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return trace(thetas, *pytree.tree_leaves(terms))
 
     return run
+
+
+_INTERPRETED: dict[tuple[Any, ...], Callable[..., Tensor]] = {}  # torch never frees a trace: equal graphs share one
+
+
+def _interpreted(graph: GraphModule, inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    """A graph as torch's interpreter runs it, or as it is if that does not know all operations."""
+    fixed = [attrgetter(str(node.target))(graph) for node in graph.graph.nodes if node.op == "get_attr"]
+    if not all(isinstance(one, Tensor) for one in fixed):
+        return graph  # parts of it are graphs themselves
+    forms = [(t.dtype, t.device, t.shape) for t in (*inputs, *fixed)]
+    key = (graph.code, *forms, *(t.numpy(force=True).tobytes() for t in fixed))
+    if key not in _INTERPRETED:
+        with warnings.catch_warnings(), torch.no_grad():
+            # torch would rather compile, which needs a compiler here
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with suppress(Exception):  # gradients of convolutions, which take longer than their calls anyway
+                _INTERPRETED[key] = torch.jit.trace(graph, inputs, check_trace=False)
+    return _INTERPRETED.get(key, graph)
