@@ -18,6 +18,7 @@ PUBLISHED = {
 }
 FIRST_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedAvgM", "FedVARP")
 CEILING = "centralised"
+WARM = f"{OURS}, warm-up"
 REMARKS = {
     "cifar10": "We had aimed at two points: that is more than the ceiling leaves.",
     "cifar100": (
@@ -109,4 +110,10 @@ def _verdict(name: str) -> str:
         f"the best first-order rule is {', '.join(map(told, gains))} points"
     )
     text += " (95 % intervals, paired by seed; in the order of the table)." if known else " (one seed)."
+    warm = {alpha: cell(name, alpha) for other, alpha in run() if other == name and WARM in cell(name, alpha)}
+    for alpha, arms in warm.items():
+        text += (
+            f" With 20 rounds of FedAvg before 40 of the shared basis (alpha {alpha}) it is "
+            f"{told(above(arms, WARM, best_first_order(arms)))}."
+        )
     return f"{text} {REMARKS[name]}"

@@ -25,7 +25,7 @@ from clients.cases import (
     objectives,
 )
 from fipa import Client, FipaError, Residual
-from fipa.clients.objective import _INTERPRETED, StackedObjective
+from fipa.clients.objective import StackedObjective
 
 STACKS = {
     (kind, size): StackedObjective(objectives(network(OUTPUTS[kind]), [client(kind, seed) for seed in range(size)]))
@@ -76,27 +76,6 @@ def test_a_client_alone_that_is_asked_often(kind: str) -> None:
         often = one.gradients(thetas, chosen, often=True)
         torch.testing.assert_close(often, one.gradients(thetas, chosen), rtol=1e-12, atol=1e-14)
     assert len(stack._traces) == (0 if kind == "cross_entropy" else 2)
-
-
-def test_equal_graphs_share_what_torch_never_frees() -> None:
-    """Another site with clients of the same form adds nothing; another number or tensor in the loss does."""
-    x = torch.rand(5, 2, dtype=DOUBLE)
-
-    def gradient(slope: float, shift: Tensor, seed: int) -> None:
-        one = Client((Residual(lambda u, x: slope * u(x) - shift, x + seed),))
-        stack = StackedObjective(objectives(network(), [one]), alone=True)
-        thetas = rows_at("plain", 1, seed)
-        found = stack.gradients(thetas, often=True)
-        torch.testing.assert_close(found, stack.gradients(thetas), rtol=1e-12, atol=1e-14)
-
-    shift = torch.tensor(0.731, dtype=DOUBLE)  # as no other test has it
-    gradient(2.5, shift, 0)
-    before = len(_INTERPRETED)
-    gradient(2.5, shift.clone(), 1)
-    assert len(_INTERPRETED) == before
-    gradient(2.5, 2 * shift, 1)
-    gradient(3.5, shift, 1)
-    assert len(_INTERPRETED) == before + 2
 
 
 def test_a_client_is_not_traced_unless_it_is_asked_for() -> None:

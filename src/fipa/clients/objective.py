@@ -9,22 +9,18 @@ calling these operations from Python takes long: torch's interpreter of traces c
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp, vmap
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from fipa.clients.client import Client
+from fipa.clients.traces import Terms, traced
 from fipa.curvature.data import cast
 from fipa.curvature.functional import inputs_of, model_caller
 from fipa.data.augment import Augment
@@ -35,7 +31,6 @@ from fipa.layout import Layout
 Traces = dict[object, Callable[..., Tensor] | None]  # None for a client alone whose model cannot be traced
 OFTEN = 50  # gradients in a round from which on it pays to trace that of a client that is alone
 LATEST = 256  # clients whose objectives are kept
-Terms = tuple[Any, ...]  # one pytree of tensors per term of the loss, with the examples along the first axis
 
 
 class Objective:
@@ -339,45 +334,3 @@ class StackedObjective:
 
     def _key(self, name: str, terms: Terms) -> object:
         return (name, self._first.form, self._first.training, *(t.shape for t in pytree.tree_leaves(terms)))
-
-
-def traced(function: Callable[..., Tensor], thetas: Tensor, terms: Terms) -> Callable[..., Tensor]:
-    """The operations of a function, called by torch's interpreter of traces if it knows all of them.
-
-    It calls them as they are: what it makes of them after a few runs might have other last bits than the first.
-    """
-    leaves, structure = pytree.tree_flatten(terms)
-    leaves = [leaf.clone() for leaf in leaves]  # one tensor in two places would be taken for one from then on
-
-    def call(thetas: Tensor, *leaves: Tensor) -> Tensor:
-        return function(thetas, pytree.tree_unflatten(list(leaves), structure))
-
-    graph = make_fx(call)(thetas, *leaves)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    trace = _interpreted(graph, (thetas, *leaves))
-
-    def run(thetas: Tensor, terms: Terms) -> Tensor:
-        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            return trace(thetas, *pytree.tree_leaves(terms))
-
-    return run
-
-
-_INTERPRETED: dict[tuple[Any, ...], Callable[..., Tensor]] = {}  # torch never frees a trace: equal graphs share one
-
-
-def _interpreted(graph: GraphModule, inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-    """A graph as torch's interpreter runs it, or as it is if that does not know all operations."""
-    fixed = [attrgetter(str(node.target))(graph) for node in graph.graph.nodes if node.op == "get_attr"]
-    if not all(isinstance(one, Tensor) for one in fixed):
-        return graph  # parts of it are graphs themselves
-    forms = [(t.dtype, t.device, t.shape) for t in (*inputs, *fixed)]
-    key = (graph.code, *forms, *(t.numpy(force=True).tobytes() for t in fixed))
-    if key not in _INTERPRETED:
-        with warnings.catch_warnings(), torch.no_grad():
-            # torch would rather compile, which needs a compiler here
-            warnings.simplefilter("ignore", DeprecationWarning)
-            with suppress(Exception):  # gradients of convolutions, which take longer than their calls anyway
-                _INTERPRETED[key] = torch.jit.trace(graph, inputs, check_trace=False)
-    return _INTERPRETED.get(key, graph)
