@@ -53,15 +53,15 @@ def section() -> list[str]:
     lead = [gains(PAPERS, PLAIN, start) for start in STARTS]
     left = [gains(PAPERS, CONTROL, start) for start in STARTS]
     ours = [gains(OURS, CONTROL, start) for start in STARTS]
-    if not all(mean(values) > 3 for values in lead) or mean(left[0]) < 2 * mean(left[-1]):
+    if not all(mean(values) > 3 for values in lead) or mean(left[0]) < max(map(mean, left[1:])):
         raise SystemExit("Fig. 4: the CSVs do not bear out what is said of them")
     words = (
         "FIPA improves on FedAvg after any warm-up. **Holds, but not for the reason given.** On the mean of the 15 "
         f"rounds after {_list(map(str, STARTS))} rounds the paper's rule is {_list(map(told, lead))} points above "
-        f"FedAvg, and {_list(map(told, left))} above FedAvg with its learning rate and a tuned step: what curvature "
-        f"brings is most after a short warm-up. The shared basis is {_list(map(told, ours))} above that control (95 % "
-        f"intervals, paired by seed). {len(run())} of four cases (CNN-8k and CNN-23k at alpha 0.01 and 0.05) have been "
-        "run; the paper has all networks. The table has the best of the 15 rounds, and gains of their mean."
+        f"FedAvg, and {_list(map(told, left))} above FedAvg with its learning rate and a tuned step: over this control "
+        f"it gains most after a short warm-up. The shared basis is {_list(map(told, ours))} above it (95 % intervals, "
+        f"paired by network and seed). {len(run())} of four cases (CNN-8k and CNN-23k at alpha 0.01 and 0.05) have "
+        "been run; the paper has all networks. The table has the best of the 15 rounds, and gains of their mean."
     )
     command = "`fipa run warmup-ablation`, and with `--set problem.model=cnn23k` or another alpha."
     return [words, "\n".join(figure_4()), "![Fig. 4: how long to warm up](results/fig4.png)", command]
