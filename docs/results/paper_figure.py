@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import paper_warmups as warmups
-from paper_cells import ALPHAS, MEAN, MODELS, OURS, PAPERS, best_control, cell, differences
+from paper_cells import ALPHAS, MEAN, MODELS, OURS, PAPERS, SHORTER, best_control, cell, differences
 from tables import HERE
 
 # arm, colour (Okabe and Ito's, told apart by everybody) and marker
@@ -82,7 +82,7 @@ def draw(axis: Any, model: str) -> None:
             x, y, spread = zip(*shown, strict=True)
             x = [place + 0.1 * (offset - 1.5) for place in x]
             axis.errorbar(x, y, spread, fmt=marker, color=colour, capsize=3, ms=6, label=name)
-    axis.set_title(MODELS[model])
+    axis.set_title(MODELS[model] + (f", {SHORTER[model]} rounds of warm-up" if model in SHORTER else ""))
     axis.set_xticks(places, [str(alpha) for alpha in ALPHAS])
     axis.set_xlabel("alpha")
     axis.grid(axis="y", alpha=0.3)

@@ -103,13 +103,12 @@ def _verdict(name: str) -> str:
     papers = [above(arms, PAPERS, "FedAvg") for arms in cells if PAPERS in arms]
     if any(mean(values) > 0 for values in papers) or (name == "cifar100") != all(mean(values) < 0 for values in gains):
         raise SystemExit(f"Table 2: the CSVs of {name} do not bear out what is said of them")
-    known = all(len(values) > 1 for values in gains)
     text = (
         f"{SETS[name]}: FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule "
         f"here**: its lead over FedAvg is {', '.join(map(told, papers))} points. The lead of the shared basis over "
         f"the best first-order rule is {', '.join(map(told, gains))} points"
     )
-    text += " (95 % intervals, paired by seed; in the order of the table)." if known else " (one seed)."
+    text += " (in the order of the table; 95 % intervals, paired by seed, where there are several)."
     warm = {alpha: cell(name, alpha) for other, alpha in run() if other == name and WARM in cell(name, alpha)}
     for alpha, arms in warm.items():
         text += (
