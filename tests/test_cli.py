@@ -134,6 +134,7 @@ def test_shipped_experiments_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         more += [] if name.startswith(("pde-", "poisson-")) else ["problem.grid=16"]
     more += [] if name in GROUPED else ["engine.group=1"]
     more += [] if name in TRACED else ["engine.trace=false"]
+    more += [] if name in SHOWN else [f"seeds=[{experiment.seeds[0]}]"]  # figures and page are of several
     chosen = of_their_own()[name]
     if experiment.problem.name == "head":
         more += [f"problem.backbone='{write(tmp_path, BACKBONE, 'backbone.py')}'"]
