@@ -6,9 +6,9 @@ of workers, every process uses the same number of threads, and answers are put b
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -29,11 +29,11 @@ from typing_extensions import Self
 
 from fipa.federation.focus import focus
 from fipa.federation.parameters import load_theta
+from fipa.federation.parcels import Parcel
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site
 from fipa.threads import threads as threads_of_torch
 
-LARGE = 2**20  # bytes
 Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
 
@@ -83,12 +83,13 @@ class Executor:
         self._threads = threads
         self._entered = ExitStack()
         self._folder = Path()  # of what is too much for a pipe
-        self._sent = 0
+        self._sent = itertools.count()
 
     def __enter__(self) -> Self:
         self._entered.enter_context(threads_of_torch(self._threads))
         if self._workers > 1:
-            self._folder = Path(self._entered.enter_context(TemporaryDirectory(prefix="fipa-")))
+            folder = TemporaryDirectory(prefix="fipa-", ignore_cleanup_errors=True)
+            self._folder = Path(self._entered.enter_context(folder))
             self._pool = ProcessPoolExecutor(
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
@@ -135,30 +136,27 @@ class Executor:
         """
         if here or self._pool is None:
             return lambda: _timed(self.site(scope), method, groups, what, keep)
-        begun, parcel = time.perf_counter(), self._parcel(pickle.dumps(what))
+        begun = time.perf_counter()
+        parcel = Parcel.of(what, self._place())
         ended = [begun]
-        futures = deque(self._pool.submit(_in_worker, method, scope, group, parcel) for group in groups)
+        futures = deque(self._pool.submit(_in_worker, method, scope, group, parcel, self._place()) for group in groups)
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
         def rows() -> tuple[list[Any], float]:
             found: list[Any] = []
             while futures:  # each holds what came back as long as it is there
-                found += [keep(row) for row in pickle.loads(futures.popleft().result())]
-            if isinstance(parcel, Path):
-                parcel.unlink(missing_ok=True)
+                answer = futures.popleft().result()
+                found += [keep(row) for row in answer.opened()]
+                answer.discard()
+            parcel.discard()
             return found, max(ended) - begun
 
         return rows
 
-    def _parcel(self, payload: bytes) -> bytes | Path:
-        """What goes to a worker with each group: of much, the name of a file that each reads once."""
-        if len(payload) < LARGE:
-            return payload
-        self._sent += 1
-        parcel = self._folder / str(self._sent)
-        parcel.write_bytes(payload)
-        return parcel
+    def _place(self) -> Path:
+        """For a parcel."""
+        return self._folder / str(next(self._sent))
 
 
 def _timed(
@@ -204,15 +202,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _in_worker(name: str, scope: Scope, group: tuple[int, ...], parcel: bytes | Path) -> bytes:
-    """Tensors travel as plain bytes: torch's shared memory would need a file descriptor for each."""
+def _in_worker(name: str, scope: Scope, group: tuple[int, ...], parcel: Parcel, place: Path) -> Parcel:
     assert _factory is not None
     site = _site(_factory, scope)
-    what = _unpacked(parcel) if isinstance(parcel, Path) else pickle.loads(parcel)
-    return pickle.dumps(getattr(site, name)(group, *what))
+    return Parcel.of(getattr(site, name)(group, *_opened(parcel)), place)
 
 
 @lru_cache(1)
-def _unpacked(parcel: Path) -> Any:
+def _opened(parcel: Parcel) -> Any:
     """The latest is kept: a worker has several groups of clients."""
-    return pickle.loads(parcel.read_bytes())
+    return parcel.opened()
