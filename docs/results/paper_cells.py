@@ -118,17 +118,30 @@ def table_1_verdict() -> str:
     run = [(model, alpha, cell(model, alpha)) for model in MODELS for alpha in ALPHAS if cell(model, alpha)]
     if not run:
         return "No cell has been run in this form yet; [older runs](vision.md#five-of-a-hundred) have some of them."
-    beside = [mean(differences(arms, PAPERS, "FedAvg", "mean_15")) for _, _, arms in run if PAPERS in arms]
-    left = [gain(arms, PAPERS, "mean_15") for _, _, arms in run if PAPERS in arms]
-    ours = [gain(arms, OURS, "mean_15") for _, _, arms in run if OURS in arms]
-    text = (
-        f"{len(run)} of 20 cells have been run. Gains are above the best control, with 95 % intervals of paired seeds."
-    )
-    if beside:
-        told = ", ".join(f"{value:.1f}" for value in beside)
+    text = f"{len(run)} of 20 cells have been run. Gains are on the mean of the 15 rounds, paired by seed."
+    papers = [arms for _, _, arms in run if PAPERS in arms]
+    if papers:
         text += (
-            f" On the mean of the rounds the paper's rule is {told} points above"
-            f" FedAvg, and {', '.join(left)} above the best control: **the gain holds, but not for the reason given**."
-            " Most of it is the learning rate of the clients, which the published FIPA rounds divide by ten."
+            f" The paper's rule is {_range([differences(arms, PAPERS, 'FedAvg', 'mean_15') for arms in papers])} "
+            f"points above FedAvg, and {_over_control(papers, PAPERS)}: **the gain holds, but not for the reason "
+            "given**. Most of it is the learning rate of the clients, which the published FIPA rounds divide by ten."
         )
-    return text + (f" The shared basis: {', '.join(ours)}." if ours else "")
+    ours = [arms for _, _, arms in run if OURS in arms]
+    return text + (f" The shared basis is {_over_control(ours, OURS)}." if ours else "")
+
+
+def _over_control(cells: list[dict[str, dict[int, Row]]], rule: str) -> str:
+    """By how much a rule is above the best control of each cell, and in how many of them that is no chance."""
+    gains = [differences(arms, rule, best_control(arms, "mean_15"), "mean_15") for arms in cells]
+    several = [interval(one) for one in gains if len(one) > 1]
+    above, below = (sum(sign * middle > half for middle, half in several) for sign in (1, -1))
+    return (
+        f"{_range(gains)} above the best control of each cell (95 % intervals of {len(several)} cells with several "
+        f"seeds: {above} above zero, {below} below)"
+    )
+
+
+def _range(gains: list[list[float]]) -> str:
+    """From the least to the largest mean."""
+    means = sorted(map(mean, gains))
+    return f"{means[0]:+.1f} to {means[-1]:+.1f}" if len(means) > 1 else f"{means[0]:+.1f}"
