@@ -19,6 +19,7 @@ from torch import Tensor
 from fipa.federation.basis import Basis
 
 UNTOLD = -1  # the round of a client whose curvature nobody knows
+AT_ONCE = 16  # clients whose losses are predicted together
 OTHERS = -1  # the id of clients that are remembered as one
 HEARSAY = 0.1  # weight of a client that is known from a warm-up only, beside those that have told their gradient
 
@@ -277,9 +278,13 @@ class Quadratics:
     def predicted(self, basis: Basis) -> Tensor:
         """Each client's loss at the present model, as its quadratic has it (M); NaN where it never told one."""
         columns, found = basis.columns.to(self.moves), []
-        for loss, update, matrix, move in zip(self.losses, self.updates, self.matrices, self.moves, strict=True):
-            found.append(loss - update.to(move) @ (columns @ move) + move @ (matrix.to(move) @ move) / 2)
-        return torch.stack(found) if found else self.losses
+        parts = zip(
+            *(one.split(AT_ONCE) for one in (self.losses, self.updates, self.matrices, self.moves)), strict=True
+        )
+        for losses, updates, matrices, moves in parts:  # some at a time: of what is in low precision no copy is made
+            bent = torch.einsum("mij,mj->mi", matrices.to(moves), moves)
+            found.append(losses + ((bent / 2 - updates.to(moves) @ columns) * moves).sum(1))
+        return torch.cat(found) if found else self.losses
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
