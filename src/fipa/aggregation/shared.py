@@ -135,7 +135,7 @@ class SharedFIPA:
             raise UpdateError("some clients sent an update with its moment, others a gradient: ask all of them alike")
         basis = summaries[0].basis
         for client, one in zip(cohort.clients, summaries, strict=True):
-            if one.basis.shape != basis.shape or not torch.equal(one.basis, basis):
+            if one.basis is not basis and not torch.equal(one.basis, basis):
                 raise UpdateError(f"{client} sent a curvature in another basis: send all clients of a round the same")
         values, vectors = cohort.remember(_spectrum)
         mean, damping = cohort.mean_delta, self.damping or 0.0

@@ -69,8 +69,12 @@ class Move:
     def added(self, columns: Tensor, loose: Tensor) -> Tensor:
         """The basis after it, if columns in 4 bits per entry have that `outside` of it."""
         assert self.root is not None
-        new = _on_grid(loose @ (aligned(self.root).double() / ROOT), GRID).float()
-        return aligned(torch.cat([columns, new], dim=1))
+        root, before = aligned(self.root).double() / ROOT, columns.shape[1]
+        after = torch.empty(len(columns), before + root.shape[1], dtype=torch.float32)
+        for rows, wide in _in_parts(loose):
+            after[rows, :before] = columns[rows]
+            after[rows, before:] = _on_grid(wide @ root, GRID)
+        return after
 
     @property
     def turns(self) -> bool:
@@ -233,10 +237,10 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
     given = given[torch.linalg.vector_norm(given, dim=1) > NEWS].T
     if given.shape[1] == 0:
         return given
-    left, values, _ = torch.linalg.svd(given, full_matrices=False)
-    reached = values.square().cumsum(0) / values.square().sum()
-    needed = int((reached < share).sum()) + 1
-    return left[:, values > NEWS][:, :needed][:, :most]
+    squares, vectors = (found.flip(-1) for found in eigh(gram_of(given)))  # resolves far less than NEWS
+    needed = int((squares.cumsum(0) / squares.sum() < share).sum()) + 1
+    kept = slice(min(needed, int((squares > NEWS**2).sum()), len(squares) if most is None else most))
+    return given @ (vectors[:, kept] * squares[kept].rsqrt()).to(given)
 
 
 def gram_of(columns: Tensor) -> Tensor:
@@ -296,27 +300,31 @@ def _leading_rows(vectors: Tensor) -> list[int]:
 
 def outside(columns: Tensor, codes: Tensor) -> Tensor:
     """What codes (int8, p x n) have outside of a basis, each about as long as 1; the same bits on every machine."""
-    squares = codes.long().square().sum(0).tolist()
-    given = codes.double() * _powers(torch.tensor([-(n.bit_length() // 2) for n in squares]))
+    squares = sum(part.square().sum(0) for _, part in _in_parts(codes))
+    assert isinstance(squares, Tensor)
+    scales = _powers(torch.tensor([-(int(n).bit_length() // 2) for n in squares.tolist()]))
     inside = torch.zeros(columns.shape[1], codes.shape[1], dtype=torch.float64)
+    given = torch.empty(codes.shape, dtype=torch.float64)
     for rows, wide in _in_parts(columns):
-        inside += wide.T @ given[rows]
+        inside += wide.T @ (codes[rows] * scales)
     inside = _on_grid(inside, FINE)
     for rows, wide in _in_parts(columns):
-        given[rows] -= wide @ inside
-    return _on_grid(given, GRID)
+        given[rows] = _on_grid(codes[rows] * scales - wide @ inside, GRID)
+    return given
 
 
 def _codes(columns: Tensor) -> Tensor:
     """Each column in multiples of a step of its own (int8): large entries are cut off where that is nearer."""
-    rows = columns.T.contiguous()
-    codes, least = torch.empty_like(rows, dtype=torch.int8), rows.new_full((len(rows), 1), math.inf)
-    for clip in CLIPS:
-        steps = clip * rows.abs().amax(dim=1, keepdim=True) / LEVELS
-        tried = (rows / steps).round_().clamp_(-LEVELS, LEVELS)
-        miss = (tried * steps).sub_(rows).norm(dim=1, keepdim=True)
-        codes = torch.where(miss < least, tried.to(torch.int8), codes)
-        least = torch.minimum(miss, least)
+    codes = torch.empty(columns.shape[::-1], dtype=torch.int8)
+    for column, code in zip(columns.unbind(1), codes, strict=True):  # one by one they stay in the cache
+        column, least = column.contiguous(), math.inf
+        for clip in CLIPS:
+            step = clip * float(column.abs().max()) / LEVELS
+            tried = (column / step).round_().clamp_(-LEVELS, LEVELS)
+            miss = float((tried * step).sub_(column).norm())
+            if miss < least:
+                least = miss
+                code.copy_(tried)
     return codes.T.contiguous()
 
 
@@ -333,7 +341,7 @@ def _entries(packed: Tensor, parameters: int) -> Tensor:
 
 
 def _on_grid(matrix: Tensor, steps: float) -> Tensor:
-    return (matrix * steps).round() / steps + 0.0  # no negative zero: checksums are of bytes
+    return (matrix * steps).round_().div_(steps).add_(0.0)  # no negative zero: checksums are of bytes
 
 
 def _powers(exponents: Tensor) -> Tensor:
