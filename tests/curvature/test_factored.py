@@ -69,11 +69,14 @@ def test_equals_the_rows_of_vmap(loss: str, options: dict[str, Any], n: int) -> 
 @settings(deadline=None, max_examples=15, derandomize=True)
 @given(
     widths=st.sampled_from([(3,), (5, 3), (6, 5, 3)]), n=st.integers(1, 9), labels=st.integers(1, 3),
-    many=st.sampled_from([1, 4, 10**6]),
+    block=st.sampled_from([1, 300, 10**6]), many=st.sampled_from([1, 4, 10**6]),
 )  # fmt: skip
-def test_any_number_of_layers_labels_and_columns(widths: tuple[int, ...], n: int, labels: int, many: int) -> None:
+def test_any_number_of_layers_labels_blocks_and_columns(
+    widths: tuple[int, ...], n: int, labels: int, block: int, many: int
+) -> None:
     model, (x, _) = network([3], [True], (1, 4, 4), widths), images(n, (1, 4, 4))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(factored, "BLOCK_BYTES", block)
         patch.setattr(factored, "MANY", many)
         check(*both(model, x, "cross_entropy", sampled_labels=labels))
 

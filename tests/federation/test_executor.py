@@ -95,18 +95,41 @@ def test_two_workers_compute_the_same_bits_as_one(name: str, two: Executor) -> N
             assert all(torch.equal(state.memories[client][key], memory[key]) for key in memory)
 
 
+def all_in_files(seed: int) -> Problem:
+    """Also where workers answer."""
+    parcels.LARGE = 1
+    return ALL(seed)
+
+
+@pytest.fixture
+def filed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    monkeypatch.setattr(parcels, "LARGE", 1)
+    with Executor(all_in_files, workers=2) as executor:
+        yield executor
+
+
 @pytest.mark.long
-def test_much_travels_in_a_file_and_leaves_none(two: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_travels_in_files_and_leaves_none(filed: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     arm = ARMS["faults, gauss-newton"]
     with Executor(ALL) as one:
         expected = rounds(one, arm)
-    monkeypatch.setattr(parcels, "LARGE", 1)
-    files, discard = list[Path | None](), parcels.Parcel.discard
-    monkeypatch.setattr(parcels.Parcel, "discard", lambda parcel: (files.append(parcel.file), discard(parcel)))
-    found = rounds(two, arm)
+    discarded, discard = list[Path | None](), parcels.Parcel.discard
+    monkeypatch.setattr(parcels.Parcel, "discard", lambda parcel: (discarded.append(parcel.file), discard(parcel)))
+    found = rounds(filed, arm)
     assert torch.equal(found[-1][0].theta, expected[-1][0].theta)
-    assert any(files)
-    assert list(two._folder.iterdir()) == []
+    assert len(discarded) > 4
+    assert None not in discarded
+    assert list(filed._folder.iterdir()) == []
+
+
+@pytest.mark.long
+def test_errors_leave_no_files(filed: Executor) -> None:
+    arm = Arm("a", (stage(FedAvg(), SGD(lr=1e200, steps=4), 1),), group=1)
+    for _ in range(2):
+        with pytest.raises(Diverged):
+            rounds(filed, arm)
+    assert len(rounds(filed, ARMS["centralised"])) == 2  # which comes after all that the others had begun
+    assert list(filed._folder.iterdir()) == []
 
 
 @pytest.mark.long

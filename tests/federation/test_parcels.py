@@ -1,5 +1,6 @@
 """What goes to another process arrives as it was, whichever way it takes."""
 
+import os
 import pickle
 import tempfile
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ STRIDED = {
     "a part of a row": torch.arange(12.0).reshape(3, 4)[:, 1:3],
     "channels innermost": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "one number many times": torch.ones(1).expand(6),
+    "one row, as a column": torch.randn(300, 1).T,
+    "one column, as a row": torch.randn(1, 300).T,
 }
 
 
@@ -79,10 +82,11 @@ def test_strides_stay(way: str, tmp_path: Path, before: Tensor) -> None:
     assert after.stride() == before.stride()
 
 
-def test_what_arrives_is_its_own(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mapped", [True, False])
+def test_what_arrives_is_its_own(way: str, tmp_path: Path, mapped: bool) -> None:
     before = torch.zeros(1000)
     parcel = Parcel.of(before, tmp_path / "parcel")
-    one, other = parcel.opened(), parcel.opened()
+    one, other = parcel.opened(mapped=mapped), parcel.opened(mapped=mapped)
     one.add_(1)
     before.add_(2)
     assert float(one.sum()) == 1000
@@ -104,21 +108,54 @@ def test_parts_of_things_and_gradients(way: str, tmp_path: Path) -> None:
 
 def test_only_what_a_view_shows_travels(tmp_path: Path) -> None:
     parcel = Parcel.of(torch.zeros(10**6)[:10], tmp_path / "parcel")
-    assert len(parcel.head) + sum(map(len, parcel.parts)) < 1000
+    assert sum(map(len, parcel.parts)) < 1000
     assert parcel.file is None
 
 
-def test_tensors_in_a_file_are_aligned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(parcels, "LARGE", 1)
+@pytest.mark.parametrize(
+    "much", [torch.zeros(2**20, dtype=torch.bfloat16), torch.zeros(600, 600)[:, :599], b"a" * 2**21]
+)
+def test_much_that_is_no_plain_tensor_is_in_a_file_too(tmp_path: Path, much: Tensor | bytes) -> None:
+    parcel = Parcel.of(much, tmp_path / "parcel")
+    assert parcel.file is not None
+    assert not parcel.parts
+    found = parcel.opened()
+    assert found == much if isinstance(much, bytes) else torch.equal(found, much)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_tensors_are_aligned(way: str, tmp_path: Path, mapped: bool) -> None:
+    """Products round by addresses."""
     parcel = Parcel.of([torch.arange(n) for n in (1, 3, 70, 5)], tmp_path / "parcel")
-    assert [tensor.tolist() for tensor in parcel.opened()] == [list(range(n)) for n in (1, 3, 70, 5)]
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in parcel.opened())
+    for _ in range(3):
+        found = parcel.opened(mapped=mapped)
+        assert [tensor.tolist() for tensor in found] == [list(range(n)) for n in (1, 3, 70, 5)]
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in found)
 
 
-def test_a_file_that_is_open_stays_readable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_negative_view(way: str, tmp_path: Path) -> None:
+    before = torch._neg_view(torch.randn(5))
+    after = through(before, tmp_path / "parcel")
+    assert isinstance(after, Tensor)
+    assert torch.equal(after, before)
+
+
+def test_a_full_disk_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Full(bytes):
+        def __new__(cls, *_: object) -> "Full":
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(parcels, "bytes", Full, raising=False)
+    with pytest.raises(OSError, match="no space"):
+        Parcel.of(torch.zeros(2**20), tmp_path / "parcel")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system that does not part with a file in use")
+def test_a_file_that_is_mapped_stays_readable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(parcels, "LARGE", 1)
     parcel = Parcel.of(torch.ones(5000), tmp_path / "parcel")
-    found = parcel.opened()
+    found = parcel.opened(mapped=True)
     parcel.discard()
     parcel.discard()
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fipa.federation import quadratics
 from fipa.federation.basis import Basis, Move
 from fipa.federation.quadratics import HEARSAY, OTHERS, UNTOLD, News, Quadratics
 
@@ -66,7 +67,9 @@ def mean_gradient(clients: list[Client], theta: Tensor) -> Tensor:
     return sum((c.n / total * c.gradient(theta) for c in clients), torch.zeros_like(theta))
 
 
-def test_gradients_and_losses_are_those_of_the_present_model() -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+def test_gradients_and_losses_are_those_of_the_present_model(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(quadratics, "AT_ONCE", at_once)
     Q, clients, known, theta = scene()
     pull, moment = known.pull(Q, known.weights(10), trained=False)
     torch.testing.assert_close(-pull, mean_gradient(clients, theta), rtol=1e-5, atol=1e-5)

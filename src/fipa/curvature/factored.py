@@ -2,13 +2,12 @@ r"""Route 1 for small CNNs: the rows of linear layers are outer products, and st
 
 The gradient of one image in the weight of a linear layer is $s h^\top$: the slope at what comes out, times what goes
 in. So n such rows take $n (o + i)$ numbers instead of $n o i$, and their Gram matrix is
-$(S S^\top) \circ (H H^\top)$. What convolutions have is little, and held as it is. Products take one unit of a layer
-at a time: its parameters lie side by side, so that nothing is copied.
+$(S S^\top) \circ (H H^\top)$. What convolutions have is little, and held as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ from fipa.curvature.operator import Eigenpairs, TermsOperator
 from fipa.curvature.terms import Term
 from fipa.kernels.small_cnn import BLOCK, Factors, SmallCNN
 
-MANY, MOST = 64, 0.9  # columns from which on, and share of examples up to which, it pays to pick some
+BLOCK_BYTES = 32 * 2**20  # of what lies between two products
+MANY = 100  # columns
 
 
 class FactoredRows(TermsOperator):
@@ -43,24 +43,31 @@ class FactoredRows(TermsOperator):
     def forward(self, V: Tensor) -> Tensor:  # noqa: D102
         out = self._factors.convolutions @ V[: self._start]
         for where, slopes, incoming in self._linear():
-            rows, weights = out.unflatten(0, slopes.shape[:2]), V[where].unflatten(0, (slopes.shape[2], -1))
-            for weight, (some, along, into) in zip(weights, _units(slopes, incoming, V.shape[1]), strict=True):
-                product = into @ weight
-                for row, slope in zip(rows.unbind(1), along.unbind(1), strict=True):
-                    row.index_add_(0, some, slope[:, None] * product)
+            rows, wide = out.unflatten(0, slopes.shape[:2]), slopes.shape[2]
+            if _by_units(slopes, V):
+                for slope, weight in zip(slopes[:, 0].unbind(1), V[where].unflatten(0, (wide, -1)), strict=True):
+                    there = slope.nonzero()[:, 0]
+                    rows[:, 0].index_add_(0, there, slope[there, None] * (incoming[there] @ weight))
+                continue
+            weight = V[where].unflatten(0, (wide, -1)).movedim(1, 0).flatten(1)  # (i, o L)
+            for some in self._blocks(wide * V.shape[1]):
+                rows[some] += slopes[some] @ (incoming[some] @ weight).unflatten(1, (wide, -1))
         return out
 
     def adjoint(self, Z: Tensor) -> Tensor:  # noqa: D102
-        out = Z.new_empty(self.parameters, Z.shape[1])
-        torch.mm(self._factors.convolutions.T, Z, out=out[: self._start])
-        for where, slopes, incoming in self._linear():
-            rows, weights = Z.unflatten(0, slopes.shape[:2]), out[where].unflatten(0, (slopes.shape[2], -1))
-            for weight, (some, along, into) in zip(weights, _units(slopes, incoming, Z.shape[1]), strict=True):
-                total = sum(
-                    slope[:, None] * row[some] for row, slope in zip(rows.unbind(1), along.unbind(1), strict=True)
-                )
-                torch.mm(into.T, total, out=weight)
-        return out
+        pieces = [self._factors.convolutions.T @ Z]
+        for _, slopes, incoming in self._linear():
+            rows, wide = Z.unflatten(0, slopes.shape[:2]), slopes.shape[2]
+            if _by_units(slopes, Z):
+                for slope in slopes[:, 0].unbind(1):
+                    there = slope.nonzero()[:, 0]
+                    pieces.append(incoming[there].T @ (slope[there, None] * rows[there, 0]))
+                continue
+            weight = Z.new_zeros(incoming.shape[1], wide * Z.shape[1])
+            for some in self._blocks(wide * Z.shape[1]):
+                weight.addmm_(incoming[some].T, (slopes[some].mT @ rows[some]).flatten(1))
+            pieces.append(weight.unflatten(1, (wide, -1)).movedim(0, 1).flatten(0, 1))
+        return torch.cat(pieces)
 
     def gram(self) -> Tensor:  # noqa: D102
         out = self._factors.convolutions @ self._factors.convolutions.T
@@ -90,17 +97,16 @@ class FactoredRows(TermsOperator):
             yield slice(start, stop), slopes, incoming
             start = stop
 
+    def _blocks(self, numbers: int) -> Sequence[slice]:
+        """Of examples with so many numbers each."""
+        n = len(self._factors.linear[0][1])
+        step = max(1, BLOCK_BYTES // (4 * max(1, numbers)))
+        return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
-def _units(slopes: Tensor, incoming: Tensor, columns: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each unit of a layer: the examples that reach it, their slopes there (n' x k), and what goes in (n' x i).
 
-    ReLU leaves many units without a slope. With many columns, products with these examples cost more than to pick the
-    others.
+def _by_units(slopes: Tensor, columns: Tensor) -> bool:
+    """Whether to go unit by unit of a layer, each with the examples that reach it: ReLU keeps many from that.
+
+    That pays for many columns, and for one row per example: several are better taken together.
     """
-    everybody = torch.arange(len(incoming))
-    for along in slopes.unbind(2):
-        some = along.any(1).nonzero()[:, 0] if columns >= MANY else everybody
-        if len(some) > MOST * len(everybody):
-            some = everybody
-        whole = some is everybody
-        yield some, along if whole else along[some], incoming if whole else incoming[some]
+    return slopes.shape[1] == 1 and columns.shape[1] >= MANY

@@ -300,8 +300,9 @@ def _leading_rows(vectors: Tensor) -> list[int]:
 
 def outside(columns: Tensor, codes: Tensor) -> Tensor:
     """What codes (int8, p x n) have outside of a basis, each about as long as 1; the same bits on every machine."""
-    squares = sum(part.square().sum(0) for _, part in _in_parts(codes))
-    assert isinstance(squares, Tensor)
+    squares = torch.zeros(codes.shape[1], dtype=torch.float64)
+    for _, part in _in_parts(codes):
+        squares += part.square().sum(0)
     scales = _powers(torch.tensor([-(int(n).bit_length() // 2) for n in squares.tolist()]))
     inside = torch.zeros(columns.shape[1], codes.shape[1], dtype=torch.float64)
     given = torch.empty(codes.shape, dtype=torch.float64)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,7 +95,7 @@ class Executor:
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
-                initargs=(self._factory, self._threads),
+                initargs=(self._factory, self._threads, self._folder),
             )
         return self
 
@@ -145,11 +146,14 @@ class Executor:
 
         def rows() -> tuple[list[Any], float]:
             found: list[Any] = []
-            while futures:  # each holds what came back as long as it is there
-                answer = futures.popleft().result()
-                found += [keep(row) for row in answer.opened()]
-                answer.discard()
-            parcel.discard()
+            try:
+                while futures:  # each holds what came back as long as it is there
+                    found += [keep(row) for row in _read(futures.popleft().result())]
+            finally:
+                for future in futures:  # after an error: nobody wants the others any more
+                    if not future.cancel():
+                        future.add_done_callback(_discarded)
+                parcel.discard()
             return found, max(ended) - begun
 
         return rows
@@ -157,6 +161,19 @@ class Executor:
     def _place(self) -> Path:
         """For a parcel."""
         return self._folder / str(next(self._sent))
+
+
+def _read(answer: Parcel) -> Any:
+    """What is in it; its file is gone."""
+    try:
+        return answer.opened()
+    finally:
+        answer.discard()
+
+
+def _discarded(future: Future[Parcel]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().discard()
 
 
 def _timed(
@@ -186,19 +203,20 @@ def _site(factory: ProblemFactory, scope: Scope) -> Site:
     return _sites[key]
 
 
-def _start_worker(factory: ProblemFactory, threads: int) -> None:
+def _start_worker(factory: ProblemFactory, threads: int, folder: Path) -> None:
     global _factory
     _factory = factory
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     torch.set_num_threads(threads)
 
 
-def _end_with_parent() -> None:
-    """A killed parent cannot end its workers."""
+def _end_with_parent(folder: Path) -> None:
+    """A killed parent can neither end its workers nor remove its files."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
 
@@ -210,5 +228,5 @@ def _in_worker(name: str, scope: Scope, group: tuple[int, ...], parcel: Parcel, 
 
 @lru_cache(1)
 def _opened(parcel: Parcel) -> Any:
-    """The latest is kept: a worker has several groups of clients."""
-    return parcel.opened()
+    """The latest is kept: a worker has several groups of clients, which must not change what they are given."""
+    return parcel.opened(mapped=True)

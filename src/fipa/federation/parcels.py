@@ -1,8 +1,7 @@
-"""What goes from one process of this machine to another: much of it lies in a file that the other one maps.
+"""What goes from one process of this machine to another: much of it lies in a file.
 
 Torch pickles a tensor by way of a zip archive, with a checksum and several copies. Here the numbers of a tensor are
-written once, and who opens the parcel reads them where they are. Its tensors may be written to: the file stays as it
-is.
+written once, and read or mapped once.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 LARGE = 2**20  # bytes that are worth a file
-_PLACES = 64  # files have their tensors at multiples of that many bytes: where memory is aligned
+_PLACES = 64  # parts of a file begin at multiples of that many bytes, as memory of tensors does
 _PLAIN = (
     torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool,
 )  # fmt: skip
@@ -26,17 +26,16 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class Parcel:
-    """Something packed.
+    """Something packed: first all but the numbers of its tensors, then those of each.
 
     Attributes
     ----------
-    head
-        All but the numbers of tensors.
-    parts, file, sizes
-        These numbers, or the name of the file that has them and their bytes one after the other.
+    parts
+        These, if they are few bytes.
+    file, sizes
+        The name of the file that has them otherwise, and their bytes.
     """
 
-    head: bytes
     parts: tuple[bytes, ...] = ()
     file: Path | None = None
     sizes: tuple[int, ...] = ()
@@ -47,48 +46,76 @@ class Parcel:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(what)
-        raw = [buffer.raw() for buffer in buffers]
-        sizes = tuple(part.nbytes for part in raw)
+        parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        sizes = tuple(part.nbytes for part in parts)
         if sum(sizes) < LARGE:
-            return cls(stream.getvalue(), tuple(map(bytes, raw)))
-        with file.open("wb") as into:
-            for part in raw:
-                into.write(part)
-                into.write(bytes(-part.nbytes % _PLACES))
-        return cls(stream.getvalue(), file=file, sizes=sizes)
+            return cls(tuple(map(bytes, parts)))
+        try:
+            with file.open("wb") as into:
+                for part in parts:
+                    into.write(part)
+                    into.write(bytes(-part.nbytes % _PLACES))
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
+        return cls(file=file, sizes=sizes)
 
-    def opened(self) -> Any:
-        """What was packed."""
-        if self.file is None:
-            return pickle.loads(self.head, buffers=map(bytearray, self.parts))
-        with self.file.open("rb") as file:
-            everything = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        parts, place = [], 0
-        for size in self.sizes:
-            parts.append(everything[place : place + size])
-            place += size + -size % _PLACES
-        return pickle.loads(self.head, buffers=parts)
+    def opened(self, *, mapped: bool = False) -> Any:
+        """What was packed, to be changed at will.
+
+        If it is `mapped`, nothing is read before it is used, but the whole file lives as long as any of its tensors.
+        """
+        head, *others = self._mapped() if mapped and self.file is not None else self._read()
+        return pickle.loads(head, buffers=others)
 
     def discard(self) -> None:
-        """Remove the file, which whoever has it open keeps; some systems do that only when nobody has."""
+        """Remove the file. Who has it mapped keeps it, but some systems do not part with such a file."""
         if self.file is not None:
             try:
                 self.file.unlink(missing_ok=True)
             except PermissionError:
                 return  # it goes with its folder
 
+    def _read(self) -> Sequence[Any]:
+        """Each part in memory of its own, at an address that 64 divides: products round by addresses."""
+        sizes = self.sizes if self.file is not None else tuple(map(len, self.parts))
+        found: list[Any] = [torch.empty(size, dtype=torch.uint8).numpy() for size in sizes]
+        if self.file is None:
+            for memory, part in zip(found, self.parts, strict=True):
+                memoryview(memory)[:] = part
+            return found
+        with self.file.open("rb") as file:
+            for memory, place in zip(found, self._places(), strict=True):
+                file.seek(place)
+                file.readinto(memory)
+        return found
+
+    def _mapped(self) -> Sequence[Any]:
+        assert self.file is not None
+        with self.file.open("rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return [whole[place : place + size] for place, size in zip(self._places(), self.sizes, strict=True)]
+
+    def _places(self) -> Iterator[int]:
+        place = 0
+        for size in self.sizes:
+            yield place
+            place += size + -size % _PLACES
+
 
 class _Pickler(pickle.Pickler):
     """Tensors without gaps in memory as numpy's arrays, whose numbers are not copied; others as torch has them."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or value.device.type != "cpu" or value.dtype not in _PLAIN or value.requires_grad:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.dtype not in _PLAIN:
             return NotImplemented
-        if value.layout != torch.strided or not (value.is_contiguous() or _turned(value)):
+        if value.requires_grad or value.is_neg() or value.layout != torch.strided or not _dense(value):
             return NotImplemented
         return torch.from_numpy, (value.numpy(),)
 
 
-def _turned(tensor: Tensor) -> bool:
-    """Whether it is a matrix with its columns one after the other in memory."""
+def _dense(tensor: Tensor) -> bool:
+    """Whether its rows, or the columns of a matrix, lie one after the other, with the strides that follow from that."""
+    if tensor.is_contiguous():  # which overlooks strides of axes of length one
+        return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
     return tensor.dim() == 2 and tensor.T.is_contiguous()

@@ -281,7 +281,7 @@ class Quadratics:
         parts = zip(
             *(one.split(AT_ONCE) for one in (self.losses, self.updates, self.matrices, self.moves)), strict=True
         )
-        for losses, updates, matrices, moves in parts:  # some at a time: of what is in low precision no copy is made
+        for losses, updates, matrices, moves in parts:  # of what is in low precision, only these are copied
             bent = torch.einsum("mij,mj->mi", matrices.to(moves), moves)
             found.append(losses + ((bent / 2 - updates.to(moves) @ columns) * moves).sum(1))
         return torch.cat(found) if found else self.losses
