@@ -124,7 +124,7 @@ def test_gradients_and_updates_do_not_mix() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"damping": -1.0}, {"radius": 0.0}, {"columns": 0}, {"directions": 0}, {"weight_decay": -1.0}],
+    [{"damping": -1.0}, {"radius": 0.0}, {"columns": 0}, {"directions": 0}, {"weight_decay": -1.0}, {"column_bits": 3}],
 )
 def test_settings_that_make_no_sense(settings: dict[str, float]) -> None:
     with pytest.raises(FipaError, match="SharedFIPA"):

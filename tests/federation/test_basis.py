@@ -74,7 +74,8 @@ def beyond(basis: Basis, vector: Tensor) -> float:
 
 
 @pytest.mark.long
-def test_orthonormal_after_hundreds_of_rounds_and_the_same_in_every_copy() -> None:
+@pytest.mark.parametrize("bits", [2, 4])
+def test_orthonormal_after_hundreds_of_rounds_and_the_same_in_every_copy(bits: int) -> None:
     """Growth and turns with a limit of 24 columns; three clients that are away for 1, 7 and 150 rounds at a time."""
     generator, basis, worst = rng(5), Basis.empty(P), 0.0
     drift = torch.randn(P, generator=generator)
@@ -83,7 +84,8 @@ def test_orthonormal_after_hundreds_of_rounds_and_the_same_in_every_copy() -> No
         drift = drift + 0.1 * torch.randn(P, generator=generator)  # gradients resemble those of the round before
         if len(basis) + 2 > 24:
             basis = basis.moved(basis.turn(spd(len(basis), seed=k), keep=18))
-        basis = basis.widened([drift + 0.3 * torch.randn(P, generator=generator) for _ in range(2)], generator)
+        news = [drift + 0.3 * torch.randn(P, generator=generator) for _ in range(2)]
+        basis = basis.widened(news, generator, bits=bits)
         worst = max(worst, skewness(basis.columns))
         copies |= {every: brought(copy, basis) for every, copy in copies.items() if k % every == 0}
     assert worst < 1e-6
@@ -209,12 +211,13 @@ def test_what_makes_a_turn_orthonormal_is_exact_in_whatever_order(
         assert [name for name, one in found.items() if not torch.equal(one, found["as it is"])] == []
 
 
+@pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize(("parameters", "size"), [(61, 30), (40, 20), (200, 11)])
-def test_codes_are_made_orthonormal_exactly_in_whatever_order(parameters: int, size: int) -> None:
+def test_codes_are_made_orthonormal_exactly_in_whatever_order(parameters: int, size: int, bits: int) -> None:
     """Each of the three products that every party computes; the last one again on the grid."""
     basis = basis_of(size, parameters=parameters)
     wide = basis.columns.double()
-    codes = _codes(new_columns(basis.columns, directions(size // 2, seed=4, parameters=parameters)))
+    codes = _codes(new_columns(basis.columns, directions(size // 2, seed=4, parameters=parameters)), bits)
     lengths = codes.double().norm(dim=0)
     given = codes.double() / 2.0 ** torch.tensor([int(n**2 + 0.5).bit_length() // 2 for n in lengths.tolist()])
     inside = products(wide.T.contiguous(), given)
@@ -225,20 +228,38 @@ def test_codes_are_made_orthonormal_exactly_in_whatever_order(parameters: int, s
     loose = outside(basis.columns, codes)
     torch.testing.assert_close(loose, given - removed["as it is"], rtol=0, atol=0.5 / GRID)
     assert on_grid(loose, GRID)
-    move = basis.widened(directions(size // 2, seed=4, parameters=parameters), rng()).moves[-1]
+    move = basis.widened(directions(size // 2, seed=4, parameters=parameters), rng(), bits=bits).moves[-1]
     assert move.root is not None
     ends = products(outside(basis.columns, _entries(move.tensor, parameters)), move.root.double() / ROOT)
     assert [name for name, one in ends.items() if not torch.equal(one, ends["as it is"])] == []
     assert torch.equal(move(basis.columns)[:, size:].double(), (ends["as it is"] * GRID).round() / GRID)
 
 
-@given(rows=st.integers(1, 9), columns=st.integers(1, 4), seed=SEEDS)
-def test_two_codes_in_a_byte(rows: int, columns: int, seed: int) -> None:
-    codes = torch.randint(-LEVELS, LEVELS + 1, (rows, columns), generator=rng(seed)).to(torch.int8)
-    packed = _packed(codes)
-    assert packed.shape == ((rows + 1) // 2, columns)
-    assert packed.dtype == torch.uint8
-    assert torch.equal(_entries(packed, rows), codes)
+@given(rows=st.integers(3, 19), columns=st.integers(1, 4), seed=SEEDS)
+def test_two_or_four_codes_in_a_byte(rows: int, columns: int, seed: int) -> None:
+    for bits, values in ((4, range(-7, 8)), (2, (-3, -1, 1, 3))):
+        chosen = torch.randint(len(values), (rows, columns), generator=rng(seed))
+        codes = torch.tensor(values, dtype=torch.int8)[chosen]
+        packed = _packed(codes, bits)
+        assert packed.shape == (math.ceil(rows * bits / 8), columns)
+        assert packed.dtype == torch.uint8
+        assert torch.equal(_entries(packed, rows), codes)
+
+
+@pytest.mark.parametrize("parameters", [1, 2, 3, 4, 5])
+def test_few_parameters_whatever_the_bits(parameters: int) -> None:
+    for bits in (2, 4):
+        basis = Basis.empty(parameters).widened(directions(1, parameters=parameters), rng(), bits=bits)
+        assert len(basis) == 1
+        assert torch.equal(brought(Basis.empty(parameters), basis).columns, basis.columns)
+
+
+def test_two_bits_take_half_of_the_bytes_and_lose_an_eighth_of_the_energy() -> None:
+    (given,) = directions(1, parameters=10_000)
+    fine, rough = (Basis.empty(10_000).widened([given], rng(), bits=bits) for bits in (4, 2))
+    assert rough.moves[0].tensor.nbytes * 2 == fine.moves[0].tensor.nbytes == 5000
+    assert beyond(fine, given) ** 2 < 0.02
+    assert 0.11 < beyond(rough, given) ** 2 < 0.13  # of normal numbers the best four levels lose 0.1175
 
 
 def test_codes_cut_off_few_large_entries() -> None:
@@ -247,7 +268,7 @@ def test_codes_cut_off_few_large_entries() -> None:
     column[0] = 12.0
     codes = _codes(column).double()
     step = float((codes * column).sum() / (codes * codes).sum())
-    coarse = (column / (12 / LEVELS)).round() * 12 / LEVELS
+    coarse = (column / (12 / LEVELS[4])).round() * 12 / LEVELS[4]
     assert float((column - step * codes).norm()) < 0.7 * float((column - coarse).norm())
 
 

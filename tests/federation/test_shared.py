@@ -358,6 +358,32 @@ def test_few_bits_lead_to_nearly_the_same_place() -> None:
     np.testing.assert_allclose(exact[-1][0].theta.numpy(), optimum(), rtol=1e-3, atol=1e-3)
 
 
+def wide(seed: int) -> Any:
+    """Forty parameters in single precision, which more rounds than one have to find."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(40, 1, generator=generator)
+    inputs = [torch.randn(60, 40, generator=generator) for _ in range(3)]
+    model = torch.nn.Linear(40, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    return Problem(
+        model,
+        [Residual(misfit, x, (x @ truth)[:, 0]) for x in inputs],
+        lambda model: float((model.weight.T - truth).norm()),
+    )
+
+
+def test_columns_of_2_bits_take_half_of_the_bytes_and_lead_to_the_same_place() -> None:
+    spent, left = {}, {}
+    for bits in (4, 2):
+        rounds = run(shared(rounds=12, control=TrustRegion(), column_bits=bits), wide)
+        spent[bits] = rounds[0][1]["downlink_bytes"] - 3 * 40 * 4 * (1 + rounds[0][1]["trials"])
+        left[bits] = float(rounds[-1][1]["metric"])
+    columns = 12  # three clients, four parts each
+    root = 4 * columns * columns
+    assert spent == {bits: 3 * (40 * bits // 8 * columns + root) for bits in (4, 2)}
+    assert max(left.values()) < 1e-2
+
+
 def test_a_loss_with_several_terms_comes_in_one_part() -> None:
     ((_, record),) = run(shared(parts=2, bits=32), two_terms)
     scale, size, word = 4, 2, 8

@@ -4,8 +4,8 @@ All copies must agree to the last bit, on any processor. So every entry of Q is 
 multiplied by is on a grid as well: products of the two, and all sums of such products that can occur, fit the 53 bits
 of a double, and a matrix product is exact in whatever order it is computed. Only then it is rounded, back to the grid.
 
-New columns travel in 4 bits per entry. They need not be exact, only the same for all: every party takes the codes,
-subtracts what lies in the span of Q, and makes them orthonormal by a small matrix that travels with them.
+New columns travel in 4 bits per entry, or in 2. They need not be exact, only the same for all: every party takes the
+codes, subtracts what lies in the span of Q, and makes them orthonormal by a small matrix that travels with them.
 
 When columns are dropped, what is left spans the leading eigenvectors of the curvature: $Q R$ with $R = B (B^\top G
 B)^{-1/2}$, $G = Q^\top Q$, and in B each column that stays, plus a combination of those that go. Only these
@@ -30,8 +30,9 @@ GRID, FINE, ROOT = 2.0**23, 2.0**28, 2.0**26  # steps of 1 in entries of Q, of a
 SMALL = 2.0**25  # steps of 1 in small matrices: products of two are exact
 FINEST = 12  # of the binary exponents of shares
 CLOSE, MOST = 1e-4, 60  # to orthonormal, for one more step of Newton to be the last; and most of them
-LEVELS = 7  # the largest code: 4 bits with a sign
+LEVELS = {4: 7, 2: 3}  # the largest code by bits per entry: 4 bits with a sign, or one of -3, -1, 1, 3
 CLIPS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the largest entry that may become the largest code
+ROUGH = (0.6, 0.8, 1.0, 1.2, 1.5, 1.9, 2.4, 3.0)  # the same of 2 bits, as multiples of the usual entry
 NEWS = 1e-3  # share of a direction's length that must lie outside of the basis to widen it
 LEFT = 0.1  # share of a coded column's squared length that must be its own
 PART = 1024  # rows of the basis at a time
@@ -45,10 +46,10 @@ class Move:
     Attributes
     ----------
     tensor
-        Columns to add as they are (float32, p x n), columns to add in 4 bits per entry (uint8, two entries of a column
-        in each, p/2 x n), or how much of each column that goes the others take over (int8, d x k').
+        Columns to add as they are (float32, p x n), columns to add in few bits per entry (uint8, two or four entries of
+        a column in each, p/2 x n or p/4 x n), or how much of each column that goes the others take over (int8, d x k').
     root
-        Of columns in 4 bits: what makes them orthonormal (int32, n x n', in steps of $2^{-26}$). Of columns that go:
+        Of columns in few bits: what makes them orthonormal (int32, n x n', in steps of $2^{-26}$). Of columns that go:
         their places in order, and minus the binary exponents of their shares (int32, d x 2).
     mark
         The checksum of the basis that it is for.
@@ -67,7 +68,7 @@ class Move:
         return self.added(columns, outside(columns, _entries(self.tensor, len(columns))))
 
     def added(self, columns: Tensor, loose: Tensor) -> Tensor:
-        """The basis after it, if columns in 4 bits per entry have that `outside` of it."""
+        """The basis after it, if columns in few bits per entry have that `outside` of it."""
         assert self.root is not None
         root, before = aligned(self.root).double() / ROOT, columns.shape[1]
         after = torch.empty(len(columns), before + root.shape[1], dtype=torch.float32)
@@ -103,7 +104,8 @@ class Move:
             places, size = self.root[:, 0], columns.shape[1]
             rising = bool((places.diff() > 0).all()) and bool((places >= 0).all()) and bool((places < size).all())
             return rising and len(self.root) == len(self.tensor) and sum(self.tensor.shape) == size
-        return len(self.tensor) == (len(columns) + 1) // 2 and len(self.root) == self.tensor.shape[1]
+        lengths = [_bytes(len(columns), bits) for bits in LEVELS]
+        return len(self.tensor) in lengths and len(self.root) == self.tensor.shape[1]
 
     @property
     def nbytes(self) -> int:
@@ -166,26 +168,32 @@ class Basis:
         return self.moves[len(self.moves) - behind :]
 
     def widened(
-        self, directions: Sequence[Tensor], generator: torch.Generator, most: int | None = None, share: float = 1.0
+        self,
+        directions: Sequence[Tensor],
+        generator: torch.Generator,
+        most: int | None = None,
+        share: float = 1.0,
+        bits: int = 4,
     ) -> Basis:
         """With the span of more directions (p each) in it, nearly.
 
-        Of what they add, the `most` leading ones at most, and no more than hold a `share` of its squared length. New
-        columns are mixed by a random rotation: none of them is one client's direction.
+        Of what they add, the `most` leading ones at most, and no more than hold a `share` of its squared length, in 4
+        or 2 bits per entry. New columns are mixed by a random rotation: none of them is one client's direction.
         """
         found = new_columns(self.columns, directions, most, share)
         if found.shape[1] == 0:
             return self
         noise = torch.randn(found.shape[1], found.shape[1], generator=generator, dtype=torch.float64)
         rotation, triangle = torch.linalg.qr(noise)
-        codes = _codes(found @ (rotation * triangle.diagonal().sign()).to(found))  # all rotations alike
+        bits = bits if len(self.columns) > 2 else 4  # else nobody could tell by the length which it is
+        codes = _codes(found @ (rotation * triangle.diagonal().sign()).to(found), bits)  # all rotations alike
         loose = outside(self.columns, codes)
         values, vectors = torch.linalg.eigh(_symmetric(loose.T @ loose))
         kept = values > LEFT
         if not bool(kept.any()):
             return self
         root = vectors[:, kept] / values[kept].sqrt()
-        move = Move(_packed(codes), (root * ROOT).round().int())
+        move = Move(_packed(codes, bits), (root * ROOT).round().int())
         return self.moved(move, move.added(self.columns, loose))
 
     def turn(self, curvature: Tensor, keep: int) -> Move:
@@ -314,14 +322,17 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
     return given
 
 
-def _codes(columns: Tensor) -> Tensor:
+def _codes(columns: Tensor, bits: int = 4) -> Tensor:
     """Each column in multiples of a step of its own (int8): large entries are cut off where that is nearer."""
-    codes = torch.empty(columns.shape[::-1], dtype=torch.int8)
+    codes = torch.zeros(columns.shape[::-1], dtype=torch.int8)
     for column, code in zip(columns.unbind(1), codes, strict=True):  # one by one they stay in the cache
         column, least = column.contiguous(), math.inf
-        for clip in CLIPS:
-            step = clip * float(column.abs().max()) / LEVELS
-            tried = (column / step).round_().clamp_(-LEVELS, LEVELS)
+        largest, usual = float(column.abs().max()), float(column.square().mean().sqrt())
+        for top in [clip * largest for clip in CLIPS] if bits == 4 else [clip * usual for clip in ROUGH]:
+            step = top / LEVELS[bits]
+            tried = column / step
+            tried = tried.round_() if bits == 4 else (tried / 2).floor_().mul_(2).add_(1)
+            tried.clamp_(-LEVELS[bits], LEVELS[bits])
             miss = float((tried * step).sub_(column).norm())
             if miss < least:
                 least = miss
@@ -329,16 +340,27 @@ def _codes(columns: Tensor) -> Tensor:
     return codes.T.contiguous()
 
 
-def _packed(codes: Tensor) -> Tensor:
-    """Two codes in a byte: those of rows 2 i and 2 i + 1."""
-    even = torch.nn.functional.pad(codes, (0, 0, 0, len(codes) % 2)) + 8
-    return (even[::2] + 16 * even[1::2].to(torch.uint8)).to(torch.uint8)
+def _bytes(entries: int, bits: int) -> int:
+    return -(-entries * bits // 8)
+
+
+def _packed(codes: Tensor, bits: int = 4) -> Tensor:
+    """As many codes of neighbouring rows in a byte as there is place for (uint8)."""
+    each = 8 // bits
+    levels = (codes + 8 if bits == 4 else (codes + 3) // 2).to(torch.uint8)
+    levels = torch.nn.functional.pad(levels, (0, 0, 0, -len(codes) % each))
+    packed = torch.zeros(len(levels) // each, codes.shape[1], dtype=torch.uint8)
+    for place in range(each):
+        packed += levels[place::each] << (bits * place)
+    return packed
 
 
 def _entries(packed: Tensor, parameters: int) -> Tensor:
-    """The codes that `_packed` took (int8)."""
-    both = torch.stack([packed % 16, packed // 16], dim=1).reshape(-1, packed.shape[1])
-    return both[:parameters].to(torch.int8) - 8
+    """The codes that `_packed` took (int8); how many bits each has shows in the length."""
+    bits = 4 if len(packed) == _bytes(parameters, 4) else 2
+    parts = [(packed >> (bits * place)) % 2**bits for place in range(8 // bits)]
+    levels = torch.stack(parts, dim=1).reshape(-1, packed.shape[1])[:parameters].to(torch.int8)
+    return levels - 8 if bits == 4 else 2 * levels - 3
 
 
 def _on_grid(matrix: Tensor, steps: float) -> Tensor:

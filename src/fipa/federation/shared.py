@@ -149,7 +149,7 @@ class SharedStep:
             clients = clients.told(*(News(client, n, last, -g) for client, (n, g) in sorted(seen.items())))
         if seen:
             directions = [gradient for _, (_, gradient) in sorted(seen.items())]
-            basis = basis.widened(directions, self._generator(directions), self.rule.columns, SEEDS)
+            basis = self._with(basis, directions, self.rule.columns, SEEDS)
         return Shared(basis, clients.widened(len(basis)))
 
     def _foretold(self) -> tuple[float, float]:
@@ -184,7 +184,11 @@ class SharedStep:
             new = new_columns(memory.basis.columns, directions, most).shape[1]
         memory = memory.with_room(new, rule.columns, memory.clients.weights(self.round.k, rule.memory.discount))
         most = min(most, rule.columns - len(memory.basis))  # after a turn more may stick out than before
-        self.memory = memory.widened(memory.basis.widened(directions, self._generator(directions), most))
+        self.memory = memory.widened(self._with(memory.basis, directions, most))
+
+    def _with(self, basis: Basis, directions: Sequence[Tensor], most: int, share: float = 1.0) -> Basis:
+        """A basis that these directions have widened."""
+        return basis.widened(directions, self._generator(directions), most, share, self.rule.column_bits)
 
     def _curvatures(self) -> Conversation[None]:
         """The second trip; who does not answer it is remembered with the curvature that it told before."""
