@@ -77,6 +77,17 @@ def test_the_shared_basis_is_cheap_where_own_sketches_are_not() -> None:
     assert coded < exact / 2.9
 
 
+def test_columns_of_2_bits_save_downlink() -> None:
+    """Nodes that keep a copy of the basis agree on it, or they would be sent all of it again."""
+    fine, rough = (
+        run(FIPA(fipa.SharedFIPA(column_bits=bits), local=fipa.FullGradient(), fraction_evaluate=0.0))
+        for bits in (4, 2)
+    )
+    down = [sum(numbers["downlink-bytes"] for numbers in one.values()) for one in (fine, rough)]
+    assert down[1] < 0.92 * down[0]  # of 67 parameters, models and roots are most of it
+    assert rough[6]["loss"] < 1.2 * fine[6]["loss"]
+
+
 def test_clients_that_send_gradients_are_controlled_by_a_trust_region() -> None:
     stage = FIPA(local=fipa.FullGradient()).arm(3).stages[0]
     assert (stage.rule, stage.control) == (fipa.SharedFIPA(), fipa.TrustRegion())
