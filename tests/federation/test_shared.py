@@ -380,7 +380,7 @@ def test_columns_of_2_bits_take_half_of_the_bytes_and_lead_to_the_same_place() -
         left[bits] = float(rounds[-1][1]["metric"])
     columns = 12  # three clients, four parts each
     root = 4 * columns * columns
-    assert spent == {bits: 3 * (40 * bits // 8 * columns + root) for bits in (4, 2)}
+    assert spent == {bits: 3 * (size * columns + root) for bits, size in ((4, 20), (2, 12))}
     assert max(left.values()) < 1e-2
 
 

@@ -84,7 +84,7 @@ def test_columns_of_2_bits_save_downlink() -> None:
         for bits in (4, 2)
     )
     down = [sum(numbers["downlink-bytes"] for numbers in one.values()) for one in (fine, rough)]
-    assert down[1] < 0.92 * down[0]  # of 67 parameters, models and roots are most of it
+    assert down[1] < 0.97 * down[0]  # of 67 parameters, models and roots are most of it
     assert rough[6]["loss"] < 1.2 * fine[6]["loss"]
 
 
