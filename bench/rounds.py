@@ -1,7 +1,7 @@
 """Rounds of image classification: rounds per second against Flower and pfl, and what a FIPA round costs.
 
 FIPA_BENCH_SIZE=quick takes fewer turns and fewer images for ResNet-20; smoke only shows that everything runs.
-FIPA_BENCH_MODELS=cnn8k,cnn23k measures these networks only.
+FIPA_BENCH_MODELS=cnn8k,cnn23k measures these networks only, and FIPA_BENCH_RULES="FIPA shared basis" this rule only.
 """
 
 from __future__ import annotations
@@ -298,6 +298,8 @@ def _costs(work: Work) -> Iterator[Record]:
         "additive FIPA": arm(AdditiveFIPA(damping=0.5, step=0.25), sums, work.epochs),
         SHARED: arm(SharedFIPA(radius=0.1), BasisPlan(sampled_labels=1), local=FullGradient()),
     }
+    chosen = [name for name in os.environ.get("FIPA_BENCH_RULES", "").split(",") if name]
+    arms = {name: one for name, one in arms.items() if name in ("FedAvg", *(chosen or arms))}
     arms = {name: replace(one, participation=Participation("uniform", CLIENTS)) for name, one in arms.items()}
     factory = partial(problem, work=work, clients=POPULATION)
     with Executor(factory, workers=2) as executor:
@@ -319,7 +321,7 @@ def _measured(executor: Executor, arms: Mapping[str, Arm], turns: int, clock: Ca
     times: dict[str, list[float]] = {name: [] for name in arms}
     federations = {name: Federation(one, 0, executor) for name, one in arms.items()}
     states = {name: federation.start() for name, federation in federations.items()}
-    states[SHARED] = _known(states[SHARED])
+    states |= {name: _known(state) for name, state in states.items() if name == SHARED}
     for _ in range(turns + 1):
         federations["FedAvg"].round(states["FedAvg"])  # all arms ask the same clients: their images are at hand for all
         for name, federation in federations.items():
