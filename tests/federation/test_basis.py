@@ -15,23 +15,18 @@ from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation.basis import (
-    BLOCK,
     FINE,
     GRID,
-    LEVELS,
     NEWS,
     ROOT,
     Basis,
     Move,
-    _codes,
-    _entries,
-    _packed,
-    _rough,
     follow,
     mark_of,
     new_columns,
     outside,
 )
+from fipa.federation.fewbits import entries, pack
 
 P = 300
 SEEDS = st.integers(0, 2**31 - 1)
@@ -220,7 +215,7 @@ def test_codes_are_made_orthonormal_exactly_in_whatever_order(parameters: int, s
     basis = basis_of(size, parameters=parameters)
     wide = basis.columns.double()
     new = new_columns(basis.columns, directions(size // 2, seed=4, parameters=parameters))
-    codes = _entries(_rough(new) if bits == 2 else _packed(_codes(new)), parameters)
+    codes = entries(pack(new, bits), parameters)
     lengths = codes.double().norm(dim=0)
     given = codes.double() / 2.0 ** torch.tensor([int(n**2 + 0.5).bit_length() // 2 for n in lengths.tolist()])
     inside = products(wide.T.contiguous(), given)
@@ -233,46 +228,9 @@ def test_codes_are_made_orthonormal_exactly_in_whatever_order(parameters: int, s
     assert on_grid(loose, GRID)
     move = basis.widened(directions(size // 2, seed=4, parameters=parameters), rng(), bits=bits).moves[-1]
     assert move.root is not None
-    ends = products(outside(basis.columns, _entries(move.tensor, parameters)), move.root.double() / ROOT)
+    ends = products(outside(basis.columns, entries(move.tensor, parameters)), move.root.double() / ROOT)
     assert [name for name, one in ends.items() if not torch.equal(one, ends["as it is"])] == []
     assert torch.equal(move(basis.columns)[:, size:].double(), (ends["as it is"] * GRID).round() / GRID)
-
-
-@given(rows=st.integers(1, 9), columns=st.integers(1, 4), seed=SEEDS)
-def test_two_codes_in_a_byte(rows: int, columns: int, seed: int) -> None:
-    codes = torch.randint(-LEVELS, LEVELS + 1, (rows, columns), generator=rng(seed)).to(torch.int8)
-    packed = _packed(codes)
-    assert packed.shape == ((rows + 1) // 2, columns)
-    assert packed.dtype == torch.uint8
-    assert torch.equal(_entries(packed, rows), codes)
-
-
-def lost(columns: Tensor, entries: Tensor) -> list[float]:
-    """The share of each column's energy that its best multiple of the entries leaves out."""
-    given, found = columns.double(), entries.double()
-    return (1 - (given * found).sum(0) ** 2 / (given.square().sum(0) * found.square().sum(0))).tolist()
-
-
-@given(parameters=st.integers(7, 1500), count=st.integers(1, 3), seed=SEEDS)
-def test_two_bits_lose_little_of_layers_of_any_size(parameters: int, count: int, seed: int) -> None:
-    """Gradients of layers differ in size."""
-    sizes = 10.0 ** torch.randint(-3, 1, (parameters // BLOCK + 1, 1), generator=rng(seed)).repeat_interleave(BLOCK, 0)
-    columns = randn(parameters, count, seed=seed) * sizes[:parameters]
-    packed = _rough(columns)
-    assert packed.dtype == torch.uint8
-    assert packed.shape == (math.ceil(parameters / 4) + math.ceil(parameters / BLOCK), count)
-    entries = _entries(packed, parameters)
-    assert int(entries.abs().max()) <= 3 * 7 * 2**8
-    assert max(lost(columns, entries)) < 0.3  # nearly all of it may be in a few entries
-
-
-def test_two_bits_of_zeros_are_zeros() -> None:
-    column = torch.zeros(3 * BLOCK, 1)
-    column[BLOCK : 2 * BLOCK] = randn(BLOCK, 1)
-    entries = _entries(_rough(column), 3 * BLOCK)
-    assert not bool(entries[:BLOCK].any())
-    assert not bool(entries[2 * BLOCK :].any())
-    assert lost(column, entries)[0] < 0.2
 
 
 @pytest.mark.parametrize("parameters", range(1, 10))
@@ -289,16 +247,6 @@ def test_two_bits_take_half_of_the_bytes_and_lose_a_tenth_of_the_energy() -> Non
     assert (fine.moves[0].tensor.nbytes, rough.moves[0].tensor.nbytes) == (5000, 2500 + 313)
     assert beyond(fine, given) ** 2 < 0.02
     assert 0.08 < beyond(rough, given) ** 2 < 0.12  # with one step for all, four levels lose 0.1175 at best
-
-
-def test_codes_cut_off_few_large_entries() -> None:
-    """Of a column with one entry far from the others a finer step is nearer than one that reaches it."""
-    column = randn(1000, 1, dtype=torch.float64)
-    column[0] = 12.0
-    codes = _codes(column).double()
-    step = float((codes * column).sum() / (codes * codes).sum())
-    coarse = (column / (12 / LEVELS)).round() * 12 / LEVELS
-    assert float((column - step * codes).norm()) < 0.7 * float((column - coarse).norm())
 
 
 def test_codes_that_add_nothing() -> None:
@@ -422,7 +370,7 @@ def test_new_columns_are_no_clients_directions() -> None:
     cosines = []
     for seed in range(400):
         (move,) = Basis.empty(P).widened(given, rng(seed)).moves
-        codes = _entries(move.tensor, P).float()
+        codes = entries(move.tensor, P).float()
         cosines.append(torch.stack(given) @ (codes / codes.norm(dim=0)))
     found = torch.stack(cosines)
     assert float((found.square().mean(0) - 1 / 4).abs().max()) < 0.06

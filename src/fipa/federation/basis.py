@@ -24,17 +24,13 @@ import torch
 from torch import Tensor
 
 from fipa.errors import FipaError
+from fipa.federation import fewbits
 from fipa.linalg import aligned, eigh
 
 GRID, FINE, ROOT = 2.0**23, 2.0**28, 2.0**26  # steps of 1 in entries of Q, of a turn, and of a root
 SMALL = 2.0**25  # steps of 1 in small matrices: products of two are exact
 FINEST = 12  # of the binary exponents of shares
 CLOSE, MOST = 1e-4, 60  # to orthonormal, for one more step of Newton to be the last; and most of them
-LEVELS = 7  # the largest code: 4 bits with a sign
-CLIPS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the largest entry that may become the largest code
-BLOCK = 32  # entries that share a step where each is -3, -1, 1 or 3 of it, in 2 bits
-STEPS = (0.3, 0.36, 0.43, 0.5, 0.6, 0.72)  # that are tried, as shares of the usual entry of a block
-OCTAVES, NOTHING = 8, 255  # by how much such steps may differ, in powers of 2; and the code of no step at all
 NEWS = 1e-3  # share of a direction's length that must lie outside of the basis to widen it
 LEFT = 0.1  # share of a coded column's squared length that must be its own
 PART = 1024  # rows of the basis at a time
@@ -67,7 +63,7 @@ class Move:
             return turned(columns, self.turn(gram_of(columns)))
         if self.root is None:
             return aligned(torch.cat([columns, self.tensor], dim=1))
-        return self.added(columns, outside(columns, _entries(self.tensor, len(columns))))
+        return self.added(columns, outside(columns, fewbits.entries(self.tensor, len(columns))))
 
     def added(self, columns: Tensor, loose: Tensor) -> Tensor:
         """The basis after it, if columns in few bits per entry have that `outside` of it."""
@@ -106,8 +102,7 @@ class Move:
             places, size = self.root[:, 0], columns.shape[1]
             rising = bool((places.diff() > 0).all()) and bool((places >= 0).all()) and bool((places < size).all())
             return rising and len(self.root) == len(self.tensor) and sum(self.tensor.shape) == size
-        lengths = [_bytes(len(columns), bits) for bits in (2, 4)]
-        return len(self.tensor) in lengths and len(self.root) == self.tensor.shape[1]
+        return len(self.tensor) in fewbits.lengths(len(columns)) and len(self.root) == self.tensor.shape[1]
 
     @property
     def nbytes(self) -> int:
@@ -188,8 +183,8 @@ class Basis:
         noise = torch.randn(found.shape[1], found.shape[1], generator=generator, dtype=torch.float64)
         rotation, triangle = torch.linalg.qr(noise)
         found = found @ (rotation * triangle.diagonal().sign()).to(found)  # all rotations alike
-        packed = _rough(found) if bits == 2 and _tells(len(found)) else _packed(_codes(found))
-        loose = outside(self.columns, _entries(packed, len(found)))
+        packed = fewbits.pack(found, bits)
+        loose = outside(self.columns, fewbits.entries(packed, len(found)))
         values, vectors = torch.linalg.eigh(_symmetric(loose.T @ loose))
         kept = values > LEFT
         if not bool(kept.any()):
@@ -322,81 +317,6 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
     for rows, wide in _in_parts(columns):
         given[rows] = _on_grid(codes[rows] * scales - wide @ inside, GRID)
     return given
-
-
-def _codes(columns: Tensor) -> Tensor:
-    """Each column in multiples of a step of its own (int8): large entries are cut off where that is nearer."""
-    codes = torch.zeros(columns.shape[::-1], dtype=torch.int8)
-    for column, code in zip(columns.unbind(1), codes, strict=True):  # one by one they stay in the cache
-        column, least = column.contiguous(), math.inf
-        largest = float(column.abs().max())
-        for clip in CLIPS:
-            step = clip * largest / LEVELS
-            tried = (column / step).round_().clamp_(-LEVELS, LEVELS)
-            miss = float((tried * step).sub_(column).norm())
-            if miss < least:
-                least = miss
-                code.copy_(tried)
-    return codes.T.contiguous()
-
-
-def _packed(codes: Tensor) -> Tensor:
-    """Two codes in a byte: those of rows 2 i and 2 i + 1."""
-    even = torch.nn.functional.pad(codes, (0, 0, 0, len(codes) % 2)) + 8
-    return (even[::2] + 16 * even[1::2].to(torch.uint8)).to(torch.uint8)
-
-
-def _rough(columns: Tensor) -> Tensor:
-    """Columns in 2 bits per entry, four entries in a byte, and then a byte for the step of each block of entries.
-
-    Steps are (4 + m) 2^n of a unit, with m up to 3 and n up to `OCTAVES`. Layers of a network have gradients of
-    different sizes: with one step for all, twice as much is lost.
-    """
-    found = []
-    there = torch.nn.functional.pad(columns.new_ones(len(columns)), (0, -len(columns) % BLOCK)).reshape(-1, BLOCK)
-    for column in columns.unbind(1):
-        blocks = torch.nn.functional.pad(column, (0, -len(column) % BLOCK)).reshape(-1, BLOCK)
-        usual = torch.linalg.vector_norm(blocks, dim=1) / there.sum(1).sqrt()
-        unit = float(usual.max()) * STEPS[-1] / (7 * 2**OCTAVES)
-        best, levels, steps = torch.full_like(usual, math.inf), torch.zeros_like(blocks), torch.zeros_like(usual)
-        for share in STEPS:
-            octave = (share * usual / (4 * unit)).clamp(min=1).log2().floor().clamp(max=OCTAVES)
-            places = (share * usual / unit / 2**octave).round().clamp(4, 7) - 4
-            step = unit * (4 + places) * 2**octave
-            tried = (blocks / (2 * step[:, None])).floor_().clamp_(-2, 1)  # of -3, -1, 1, 3
-            miss = torch.linalg.vector_norm(((2 * tried + 1) * step[:, None] - blocks) * there, dim=1)
-            better = miss < best
-            best = torch.where(better, miss, best)
-            levels = torch.where(better[:, None], tried + 2, levels)
-            steps = torch.where(better, 4 * octave + places, steps)
-        steps = torch.where(usual > 0, steps, NOTHING)
-        four = levels.reshape(-1)[: 4 * -(-len(column) // 4)].to(torch.uint8).reshape(-1, 4)
-        found.append(
-            torch.cat([four[:, 0] + 4 * four[:, 1] + 16 * four[:, 2] + 64 * four[:, 3], steps.to(torch.uint8)])
-        )
-    return torch.stack(found, dim=1)
-
-
-def _entries(packed: Tensor, parameters: int) -> Tensor:
-    """The codes that `_packed` took (int8), or whole numbers for what `_rough` took (int16)."""
-    if not _tells(parameters) or len(packed) == _bytes(parameters, 4):
-        both = torch.stack([packed % 16, packed // 16], dim=1).reshape(-1, packed.shape[1])
-        return both[:parameters].to(torch.int8) - 8
-    packed, steps = packed[: -(-parameters // 4)], packed[-(-parameters // 4) :].to(torch.int16)
-    levels = torch.stack([packed // 4**place % 4 for place in range(4)], dim=1).reshape(-1, packed.shape[1])
-    sizes = torch.where(steps == NOTHING, 0, (4 + steps % 4) << (steps // 4).clamp(max=OCTAVES))
-    wide = sizes.repeat_interleave(BLOCK, dim=0)[:parameters]
-    return (2 * levels[:parameters].to(torch.int16) - 3) * wide
-
-
-def _bytes(parameters: int, bits: int) -> int:
-    """What a column takes: in 2 bits per entry with its steps."""
-    return -(-parameters // 2) if bits == 4 else -(-parameters // 4) + -(-parameters // BLOCK)
-
-
-def _tells(parameters: int) -> bool:
-    """Whether the length of a packed column tells how many bits an entry has; of very few parameters it does not."""
-    return _bytes(parameters, 2) < _bytes(parameters, 4)
 
 
 def _on_grid(matrix: Tensor, steps: float) -> Tensor:
