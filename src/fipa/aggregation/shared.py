@@ -86,8 +86,7 @@ class SharedFIPA:
         parameters in single precision, and 32 for those in double.
     column_bits
         Bits per entry of new columns on their way to the clients: 4, or 2 with a step for each 32 entries, which takes
-        a little more than half of that. What is lost by rounding, about a tenth of a direction's energy in both forms,
-        is not in the span of the basis.
+        a little more than half of that. What is lost by rounding is not in the span of the basis.
     weight_decay
         Coefficient of $\frac12 |\theta|^2$, which the server adds to loss, gradient and curvature.
     memory

@@ -49,7 +49,7 @@ def _four(columns: Tensor) -> Tensor:
     """Columns in 2 bits per entry, four entries in a byte, and then a byte for the step of each block of entries.
 
     Steps are (4 + m) 2^n of a unit, with m up to 3 and n up to `OCTAVES`. Layers of a network have gradients of
-    different sizes: with one step for all, three times as much is lost.
+    different sizes: with one step for all, more is lost.
     """
     found = []
     there = torch.nn.functional.pad(columns.new_ones(len(columns)), (0, -len(columns) % BLOCK)).reshape(-1, BLOCK)
