@@ -1,9 +1,12 @@
-"""One gradient of a batch, in one thread: what the layout of tensors, bfloat16 and gradients one by one change."""
+"""One gradient of a batch, in one thread: what layout, bfloat16, kept memory and gradients one by one change."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +14,10 @@ from torch import Tensor, nn
 from bench.common import Record, images, seconds
 from fipa.curvature.routes import curvature_of
 from fipa.layout import Layout, parameters_of
+from fipa.machine import keep_memory
 from fipa.models import cnn, resnet20
 
-BATCH, REPEATS = 50, 9
+BATCH, REPEATS, PROCESSES = 50, 9, 5
 MODELS: dict[str, Callable[[torch.Generator], nn.Module]] = {
     "CNN-207k": lambda generator: cnn([12, 24, 48], 61, generator=generator),
     "ResNet-20": lambda generator: resnet20(generator=generator),
@@ -39,6 +43,8 @@ def _steps(name: str, model: nn.Module) -> Iterator[Record]:
     innermost, exact = seconds(lambda: gradient(model, x, y), REPEATS)
     short, rough = seconds(lambda: gradient(model, x, y, bfloat16=True), REPEATS)
     one_each, _ = seconds(lambda: one_by_one(model, x), REPEATS)
+    apart = [(_in_a_process(name, "usual"), _in_a_process(name, "kept")) for _ in range(PROCESSES)]  # in turn
+    given_back, kept = (median(times) for times in zip(*apart, strict=True))
     common = {"seconds": innermost, "data": data}
     size = f"{name}, batch of {BATCH}"
     yield Record(
@@ -51,6 +57,10 @@ def _steps(name: str, model: nn.Module) -> Iterator[Record]:
             **common, "bfloat16_seconds": short, "processor_has_bfloat16": "avx512_bf16" in _flags(),
             "relative_difference": float((rough - exact).norm() / exact.norm()),
         },
+    )  # fmt: skip
+    yield Record(
+        f"steps: memory kept against given back to the system, {size}", given_back / kept, None, "x faster",
+        {"seconds": kept, "given_back_seconds": given_back, "data": data, "processes": 2 * PROCESSES},
     )  # fmt: skip
     yield Record(
         f"steps: gradients of single images against one of all, {size}", one_each / innermost, None, "x the time",
@@ -77,3 +87,23 @@ def one_by_one(model: nn.Module, x: Tensor) -> None:
     """Rows of the Gauss-Newton matrix, one for each image."""
     with curvature_of(model, x, route="rows", sampled_labels=1) as (operator, _, _):
         assert operator.rows == len(x)
+
+
+def _in_a_process(name: str, memory: str) -> float:
+    """Seconds of a gradient in a new process: what a C library does with memory cannot be taken back."""
+    command = [sys.executable, "-m", "bench.steps", name, memory]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _gradient_seconds(name: str, memory: str) -> float:
+    torch.set_num_threads(1)
+    if memory == "kept" and not keep_memory():
+        raise SystemExit("this C library cannot be told to keep memory")
+    model = MODELS[name](torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x, y, _ = images(BATCH)
+    x = x.contiguous(memory_format=torch.channels_last)
+    return seconds(lambda: gradient(model, x, y), 5 * REPEATS)[0]
+
+
+if __name__ == "__main__":
+    print(_gradient_seconds(*sys.argv[1:]))

@@ -220,20 +220,21 @@ class Run:
         federation = Federation(arm, seed, executor)
         warmup = self.experiment.warmup
         starts = self.starts() if warmup is not None and arm.name == warmup.name else set()
+        end = max(starts, default=arm.last)  # a warm-up goes as far as arms start from it
         start, status = federation.start(), "running"
         saved = folder.load(repair=True)
         if saved is not None:
             start, status = saved.state, saved.status
-        watcher.begin(arm.name, seed, start.round_number, arm.last, arm.after)
+        watcher.begin(arm.name, seed, start.round_number, end, arm.after)
         last, initial = start, federation.site.problem.evaluate(federation.site.initial)
         try:
-            for state, record in federation.rounds(start) if status == "running" else ():
+            for state, record in federation.rounds(start, end) if status == "running" else ():
                 k = state.round_number
                 if record.metric is not None and not math.isfinite(record.metric):
                     raise Diverged(f"round {k}: the {federation.site.problem.name} is {record.metric}")
-                if k < arm.last and not _worth_a_spectrum(k - arm.after):
+                if k < end and not _worth_a_spectrum(k - arm.after):
                     record = replace(record, spectra={})
-                status = "finished" if k == arm.last else "running"
+                status = "finished" if k == end else "running"
                 if k in starts:
                     folder.path.mkdir(parents=True, exist_ok=True)
                     save_theta(folder.start(k), state.theta, state.seen)

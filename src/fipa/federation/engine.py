@@ -59,8 +59,8 @@ class Federation:
         seen = load_seen(self.arm.start) if self.arm.start is not None and self.arm.params is None else {}
         return self.coordinator.start(self.site.initial, seen=seen)
 
-    def rounds(self, state: State) -> Iterator[Done]:
-        """Resume from a state, up to the arm's last round.
+    def rounds(self, state: State, last: int | None = None) -> Iterator[Done]:
+        """Resume from a state, up to a round, or to the arm's last one.
 
         A model is evaluated here while worker processes are busy with the next round.
         """
@@ -70,7 +70,7 @@ class Federation:
         def evaluate() -> None:
             evaluated.extend(self._evaluated(*waiting.pop(0)) for _ in waiting[:])  # in order: several may wait
 
-        while state.round_number < self.arm.last:
+        while state.round_number < (self.arm.last if last is None else last):
             done = carry(self.coordinator.round(state), self._transport, evaluate)
             yield from evaluated
             evaluated.clear()

@@ -33,6 +33,7 @@ from fipa.federation.parameters import load_theta
 from fipa.federation.parcels import Parcel
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site
+from fipa.machine import keep_memory
 from fipa.threads import threads as threads_of_torch
 
 Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
@@ -209,6 +210,7 @@ def _start_worker(factory: ProblemFactory, threads: int, folder: Path) -> None:
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     torch.set_num_threads(threads)
+    keep_memory()
 
 
 def _end_with_parent(folder: Path) -> None:
