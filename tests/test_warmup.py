@@ -219,6 +219,15 @@ def test_no_warm_up_is_run_where_nobody_starts_from_it(tmp_path: Path) -> None:
     assert "warmup" not in numbers(run.directory)
 
 
+def test_a_warm_up_goes_as_far_as_arms_start_from_it(whole: Run, tmp_path: Path) -> None:
+    run, listener = new(tmp_path, "warmup.rounds=50", "arms.*.start=3", "seeds=[0]"), Listener()
+    run.execute(listener)
+    assert listener.begun[0] == ("warm-up", 0, 0, 3, 0)
+    assert [r for arm, _, r in listener.rounds if arm == "warm-up"] == [1, 2, 3]
+    ours, theirs = (numbers(one.directory)["arms"] for one in (run, whole))
+    assert [ours[arm]["0"] for arm in ("A", "B")] == [theirs[arm]["0"] for arm in ("A", "B")]
+
+
 def test_an_unfinished_warm_up_is_refused(tmp_path: Path) -> None:
     first = new(tmp_path / "first")
     with pytest.raises(FipaError, match="has no warm-up of seed 0"):
