@@ -184,7 +184,16 @@ def test_those_who_have_not_been_seen_for_long_are_forgotten() -> None:
 
 def test_an_older_answer_does_not_replace_a_fresher_one() -> None:
     _, _, known, _ = scene()
-    assert torch.equal(known.told(News(3, 40, 2, THETA)).updates, known.updates)
+    assert torch.equal(known.told(News(3, 40, 2, THETA)).updates[3], known.updates[3])
+
+
+def test_news_of_one_client_copy_nothing_of_the_others() -> None:
+    _, _, known, _ = scene()
+    update = THETA.clone()
+    after = known.told(News(1, 20, 9, update))
+    assert [new is old for new, old in zip(after.updates, known.updates, strict=True)] == [True, False, True, True]
+    update.zero_()  # what was told is the memory's own
+    assert torch.equal(after.updates[1], THETA)
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.5])
@@ -239,7 +248,7 @@ def test_half_the_memory_for_a_little_less_accuracy() -> None:
     small = Quadratics.none(THETA, torch.bfloat16).widened(K)
     rows = zip(known.ids.tolist(), known.updates, known.matrices, strict=True)
     small = small.told(*(News(i, 10 * (i + 1), 0, update, 1.0, S) for i, update, S in rows))
-    assert small.updates.dtype == small.matrices.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in (*small.updates, small.matrices)} == {torch.bfloat16}
     weights = known.weights(0)
     assert small.curvature(weights).dtype == torch.float64
     torch.testing.assert_close(small.curvature(weights), known.curvature(weights), rtol=0.02, atol=0.2)

@@ -89,7 +89,7 @@ class PrivateStep(SharedStep):
         told = rule.above_noise(told, len(self._asked), float(weights.norm()))
         matrix = (told / root[:, None] / root).to(self.theta)
         basis = self.memory.basis.columns.to(self.theta)
-        update = w @ clients.updates - basis @ (matrix @ (w @ clients.moves)) - rule.weight_decay * self.theta
+        update = clients.mean_update(weights) - basis @ (matrix @ (w @ clients.moves)) - rule.weight_decay * self.theta
         matrix = (matrix + matrix.T) / 2 + rule.weight_decay * torch.eye(len(matrix)).to(matrix)
         sketch = BasisCurvature(matrix, matrix.new_zeros(0), basis, self._layout)
         return ClientUpdate(update, len(self._asked), sketch)

@@ -60,8 +60,8 @@ class Quadratics:
         Who they are, their weights, the round of their last answer, and the round in which each told its curvature,
         or `UNTOLD`.
     losses, updates
-        When they were last seen (M, M x p): $-g_m$, or $\Delta\theta_m$ of clients that train. A loss that nobody told
-        is NaN.
+        When they were last seen (M, and p each): $-g_m$, or $\Delta\theta_m$ of clients that train. A loss that nobody
+        told is NaN. Updates are most of the memory, so each has a tensor of its own: those that stay are not copied.
     matrices, moments, moves
         $S_m$ (M x k x k), $h_m = Q^\top H_m \Delta\theta_m$ of clients that train, else 0, and $z_m$ (M x k each).
     known
@@ -75,7 +75,7 @@ class Quadratics:
     visits: Tensor
     rounds: Tensor
     losses: Tensor
-    updates: Tensor
+    updates: tuple[Tensor, ...]
     matrices: Tensor
     moments: Tensor
     moves: Tensor
@@ -85,11 +85,10 @@ class Quadratics:
     @classmethod
     def none(cls, like: Tensor, kept: torch.dtype | None = None) -> Quadratics:
         """An empty memory for parameters (p) like these; `kept` is the dtype of updates and matrices."""
-        whole = torch.zeros(0, dtype=torch.int64)
-        empty, table, kept = like.new_zeros, like.new_zeros(0, 0), kept or like.dtype
-        updates, matrices = empty(0, len(like), dtype=kept), empty(0, 0, 0, dtype=kept)
+        whole, table = torch.zeros(0, dtype=torch.int64), like.new_zeros(0, 0)
+        matrices = like.new_zeros(0, 0, 0, dtype=kept or like.dtype)
         return cls(
-            whole, whole, whole, whole, empty(0), updates, matrices, table, table, table, whole.reshape(0, 2)
+            whole, whole, whole, whole, like.new_zeros(0), (), matrices, table, table, table, whole.reshape(0, 2)
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -121,8 +120,9 @@ class Quadratics:
                     after[row] = fresh[client][name]
             return after
 
-        names = [f.name for f in fields(self) if f.name not in ("ids", "merged")]
-        after = Quadratics(torch.tensor(ids, dtype=torch.int64), **{n: joined(n) for n in names}, merged=self.merged)
+        updates = tuple(fresh[i]["updates"] if i in fresh else self.updates[places[i]] for i in ids)
+        columns = {name: joined(name) for name in _columns("ids", "updates", "merged")}
+        after = Quadratics(torch.tensor(ids, dtype=torch.int64), updates=updates, **columns, merged=self.merged)
         return after._recalled([client for client in self.merged[:, 0].tolist() if client in fresh])
 
     def _knows_better(self, one: News) -> bool:
@@ -140,7 +140,7 @@ class Quadratics:
         return {
             "examples": torch.tensor(one.examples), "visits": torch.tensor(one.round_number),
             "rounds": torch.tensor(told), "losses": like.new_tensor(math.nan if one.loss is None else one.loss),
-            "updates": one.update, "matrices": matrix,
+            "updates": one.update.to(self.matrices.dtype, copy=True), "matrices": matrix,
             "moments": like.new_zeros(size) if one.moment is None else one.moment,
             "moves": like.new_zeros(size) if one.moves is None else one.moves, "known": known,
         }  # fmt: skip
@@ -173,8 +173,8 @@ class Quadratics:
         one = {
             "ids": torch.tensor(OTHERS), "examples": examples.sum(), "rounds": part.rounds.max(),
             "visits": (weights @ part.visits.double()).round().long(), "losses": (w * part.predicted(basis)).sum(),
-            "updates": update, "matrices": _mean(w, part.matrices), "moments": moment if trained else none,
-            "moves": none, "known": w @ part.known,
+            "matrices": _mean(w, part.matrices), "moments": moment if trained else none, "moves": none,
+            "known": w @ part.known,
         }  # fmt: skip
         gone = set(old)
         stay = self._at(torch.tensor([i for i in range(len(self)) if i not in gone], dtype=torch.int64))
@@ -183,7 +183,7 @@ class Quadratics:
             name: torch.cat([row[None].to(getattr(self, name)), getattr(stay, name)]) for name, row in one.items()
         }
         merged = torch.tensor(sorted([*self.merged.tolist(), *leave]), dtype=torch.int64).reshape(-1, 2)
-        return Quadratics(**joined, merged=merged)
+        return Quadratics(**joined, updates=(update.to(self.matrices.dtype), *stay.updates), merged=merged)
 
     @property
     def _hearsay(self) -> Tensor:
@@ -197,8 +197,8 @@ class Quadratics:
 
     def _at(self, places: Tensor) -> Quadratics:
         """Some of the rows."""
-        names = [f.name for f in fields(self) if f.name != "merged"]
-        return Quadratics(**{name: getattr(self, name)[places] for name in names}, merged=self.merged)
+        columns = {name: getattr(self, name)[places] for name in _columns("updates", "merged")}
+        return Quadratics(**columns, updates=tuple(self.updates[i] for i in places.tolist()), merged=self.merged)
 
     def without(self, clients: Sequence[int]) -> Quadratics:
         """Without clients that have left for good."""
@@ -252,10 +252,14 @@ class Quadratics:
         bent = self.moves.new_zeros(self.size)
         for share, matrix, move in zip(w, self.matrices, self.moves, strict=True):
             bent.add_(share * (matrix.to(move) @ move))
-        update, columns = _mean(w, self.updates), basis.columns.to(bent)
+        update, columns = self.mean_update(weights), basis.columns.to(bent)
         if not trained:
             return update - columns @ bent, bent.new_zeros(0)
         return update - columns @ (w @ self.moves), w @ self.moments - bent
+
+    def mean_update(self, weights: Tensor) -> Tensor:
+        """The weighted mean (p) of the updates as they were told."""
+        return _mean(weights.to(self.moves), self.updates)
 
     def curvature(self, weights: Tensor) -> Tensor:
         r"""The mean curvature (k x k, double precision).
@@ -278,27 +282,34 @@ class Quadratics:
     def predicted(self, basis: Basis) -> Tensor:
         """Each client's loss at the present model, as its quadratic has it (M); NaN where it never told one."""
         columns, found = basis.columns.to(self.moves), []
-        parts = zip(
-            *(one.split(AT_ONCE) for one in (self.losses, self.updates, self.matrices, self.moves)), strict=True
-        )
-        for losses, updates, matrices, moves in parts:  # of what is in low precision, only these are copied
-            bent = torch.einsum("mij,mj->mi", matrices.to(moves), moves)
-            found.append(losses + ((bent / 2 - updates.to(moves) @ columns) * moves).sum(1))
+        for start in range(0, len(self), AT_ONCE):  # of what is in low precision, only these are copied
+            rows = slice(start, start + AT_ONCE)
+            moves, updates = self.moves[rows], torch.stack(self.updates[rows])
+            bent = torch.einsum("mij,mj->mi", self.matrices[rows].to(moves), moves)
+            found.append(self.losses[rows] + ((bent / 2 - updates.to(moves) @ columns) * moves).sum(1))
         return torch.cat(found) if found else self.losses
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        updates = {f"update.{i}": update for i, update in zip(self.ids.tolist(), self.updates, strict=True)}
+        return {name: getattr(self, name) for name in _columns("updates")} | updates
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Quadratics:
         """What `tensors` gave."""
-        return cls(**{f.name: tensors[f.name] for f in fields(cls)})
+        updates = tuple(tensors[f"update.{i}"] for i in tensors["ids"].tolist())
+        return cls(**{name: tensors[name] for name in _columns("updates")}, updates=updates)
 
 
-def _mean(weights: Tensor, rows: Tensor) -> Tensor:
+def _columns(*others: str) -> list[str]:
+    """The names of what has a row for each client in one tensor, without these."""
+    return [f.name for f in fields(Quadratics) if f.name not in others]
+
+
+def _mean(weights: Tensor, rows: Sequence[Tensor] | Tensor) -> Tensor:
     """A weighted sum of rows, one after the other: of rows in low precision no copy is made."""
-    total = torch.zeros(rows.shape[1:], dtype=weights.dtype, device=weights.device)
+    shape = rows.shape[1:] if isinstance(rows, Tensor) else rows[0].shape
+    total = torch.zeros(shape, dtype=weights.dtype, device=weights.device)
     for weight, row in zip(weights.tolist(), rows, strict=True):
         total.add_(row.to(total), alpha=weight)
     return total
