@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -26,8 +27,11 @@ from fipa.curvature.functional import inputs_of, model_caller
 from fipa.data.augment import Augment
 from fipa.errors import FipaError, SketchError
 from fipa.kernels.small_cnn import SmallCNN, View
+from fipa.kernels.tanh_network import TanhNetwork
 from fipa.layout import Layout
 
+Fast = SmallCNN | TanhNetwork
+Transform = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 Traces = dict[object, Callable[..., Tensor] | None]  # None for a client alone whose model cannot be traced
 OFTEN = 50  # gradients in a round from which on it pays to trace that of a client that is alone
 LATEST = 256  # clients whose objectives are kept
@@ -37,7 +41,7 @@ class Objective:
     """The loss of one client, `loss(flat, terms)`, and its data as `terms`.
 
     Two clients with the same `form` differ in nothing but the numbers in their terms. Clients of one model share
-    `small`, a faster way to its loss and gradient, and the memory that it works in.
+    `fast`, a faster way to its gradient, and the memory that it works in.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class Objective:
         model: nn.Module,
         layout: Layout,
         client: Client,
-        small: SmallCNN | None = None,
+        fast: Fast | None = None,
         call: Callable[..., Tensor] | None = None,
     ) -> None:
         self._call = _caller(model, layout) if call is None else call
@@ -61,7 +65,8 @@ class Objective:
         self.form = (functions, str(structure), shapes, client.transform, client.augment)
         self.lengths = tuple(len(pytree.tree_leaves(term)[0]) for term in stored)
         self.augment = client.augment
-        self.small = small if client.loss == "cross_entropy" else None
+        self.small = fast if isinstance(fast, SmallCNN) and client.loss == "cross_entropy" else None
+        self.network = fast if isinstance(fast, TanhNetwork) and client.loss != "cross_entropy" else None
         self.traceable = client.loss != "cross_entropy" and not any(True for _ in model.buffers())
 
     @property
@@ -129,9 +134,16 @@ class Objective:
             raise FipaError(f"{missing[0]!r} is never called with a tensor when the model runs: choose other levels")
         return outputs, [seen[level] for level in levels]
 
+    def fast_loss(self, flat: Tensor, terms: Terms) -> Tensor:
+        """The same as `loss`, with passes through the model by its compiled loops."""
+        assert self.network is not None
+        return self._loss(self.network.at(flat, self._model_at(flat)), flat, terms)
+
     def loss(self, flat: Tensor, terms: Terms) -> Tensor:
         """The loss at flat parameters (p) on all of the terms, or on batches of them."""
-        model = self._model_at(flat)
+        return self._loss(self._model_at(flat), flat, terms)
+
+    def _loss(self, model: Callable[..., Tensor], flat: Tensor, terms: Terms) -> Tensor:
         if self._client.loss == "least_squares":
             total = flat.new_zeros(())
             for rows, weight in self._residuals(model, terms):
@@ -147,11 +159,21 @@ class Objective:
 
 
 def objectives(
-    model: nn.Module, layout: Layout, clients: Mapping[int, Client], small: SmallCNN | None = None
+    model: nn.Module, layout: Layout, clients: Mapping[int, Client], fast: Fast | None = None
 ) -> Callable[[int], Objective]:
     """Makes the objective of a client when it is asked for, and keeps the latest: of many clients, few may be asked."""
     call = _caller(model, layout)
-    return lru_cache(LATEST)(lambda client: Objective(model, layout, clients[client], small, call))
+    return lru_cache(LATEST)(lambda client: Objective(model, layout, clients[client], fast, call))
+
+
+def fast_way(model: nn.Module, layout: Layout) -> Fast | None:
+    """Compiled loops for the model, if there are any that can run it."""
+    return SmallCNN.of(model, layout) or TanhNetwork.of(model, layout)
+
+
+def _gradients(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Of a stack of clients."""
+    return vmap(grad(loss))
 
 
 def _caller(model: nn.Module, layout: Layout) -> Callable[..., Tensor]:
@@ -218,7 +240,7 @@ class StackedObjective:
                 return self._small.loss(thetas[0], x, y)[None]
             if self.size == 1:
                 return self._loss(thetas[0], self.terms)[None]
-            return self._traced(vmap(self._loss), "loss", thetas, self.terms)
+            return self._traced(vmap, "loss", thetas, self.terms)
 
     def gradients(
         self,
@@ -239,7 +261,7 @@ class StackedObjective:
         if augmented is not None and self._first.augment is not None:
             terms = self._vary(terms, augmented)
         if self.size > 1:
-            return self._traced(vmap(grad(self._loss)), "gradient", thetas, terms)
+            return self._traced(_gradients, "gradient", thetas, terms)
         if often and self._alone and (found := self._traced_alone(thetas, terms)) is not None:
             return found
         flat = thetas[0].detach().requires_grad_()
@@ -308,14 +330,14 @@ class StackedObjective:
         """The gradient of a client as that of a group of one, or None if its model does not allow that."""
         stacked = pytree.tree_map(lambda t: t[None], terms)
         try:
-            trace = self._trace(vmap(grad(self._loss)), "gradient", thetas, stacked)
+            trace = self._trace(_gradients, "gradient", thetas, stacked)
         except Exception:  # the model is run as it is, and says itself what is wrong with it, if anything is
             trace = self._traces[self._key("gradient", stacked)] = None
         return None if trace is None else trace(thetas, stacked)
 
-    def _traced(self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms) -> Tensor:
+    def _traced(self, what: Transform, name: str, thetas: Tensor, terms: Terms) -> Tensor:
         try:
-            trace = self._trace(function, name, thetas, terms)
+            trace = self._trace(what, name, thetas, terms)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise FipaError(
@@ -324,12 +346,13 @@ class StackedObjective:
         assert trace is not None
         return trace(thetas, terms)
 
-    def _trace(
-        self, function: Callable[..., Tensor], name: str, thetas: Tensor, terms: Terms
-    ) -> Callable[..., Tensor] | None:
+    def _trace(self, what: Transform, name: str, thetas: Tensor, terms: Terms) -> Callable[..., Tensor] | None:
         key = self._key(name, terms)
+        if key not in self._traces and self._first.network is not None:
+            with suppress(Exception):  # a loss may ask for derivatives that the loops do not have
+                self._traces[key] = traced(what(self._first.fast_loss), thetas, terms)
         if key not in self._traces:
-            self._traces[key] = traced(function, thetas, terms)
+            self._traces[key] = traced(what(self._loss), thetas, terms)
         return self._traces[key]
 
     def _key(self, name: str, terms: Terms) -> object:

@@ -15,7 +15,7 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.client import Client, united
 from fipa.clients.descent import Descent
 from fipa.clients.gradient import FullGradient
-from fipa.clients.objective import StackedObjective, Traces, objectives
+from fipa.clients.objective import StackedObjective, Traces, fast_way, objectives
 from fipa.clients.rule import LocalRule, LocalWork, Memory
 from fipa.coding import Coded, whole_of
 from fipa.curvature.basis import BasisCurvature
@@ -24,7 +24,6 @@ from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, Occasion
 from fipa.errors import Diverged, FipaError, NotFinite
 from fipa.federation.messages import Order, Reply
 from fipa.federation.problem import Problem
-from fipa.kernels.small_cnn import SmallCNN
 from fipa.randomness import generator_for, seed_for
 
 KEPT = 256 * 2**20  # bytes of clients' data, ready for use
@@ -62,14 +61,14 @@ class Site:
         self._centralised = centralised
         self._ids = tuple(range(1 if centralised else len(problem.clients))) if ids is None else tuple(ids)
         self._traces: Traces = {}
-        self._small = SmallCNN.of(problem.model, problem.layout)
+        self._fast = fast_way(problem.model, problem.layout)
         self._round = 0
         self._take(problem.clients)
 
     def _take(self, clients: Sequence[Client]) -> None:
         here = (united(clients),) if self._centralised else clients
         self.clients: dict[int, Client] = dict(zip(self._ids, here, strict=True))
-        self._objective = objectives(self.problem.model, self.problem.layout, self.clients, self._small)
+        self._objective = objectives(self.problem.model, self.problem.layout, self.clients, self._fast)
         self._stacks: dict[tuple[int, ...], StackedObjective] = {}
 
     def _turn(self, round_number: int) -> None:

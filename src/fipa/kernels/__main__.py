@@ -1,6 +1,7 @@
 """Compile the loops for this processor before anything needs them, which takes a while: `python -m fipa.kernels`.
 
-Otherwise the first run that trains a small CNN does so, and every process that starts meanwhile does it once more.
+Otherwise the first run that trains a small CNN or a tanh network does so, and every process that starts meanwhile does
+it once more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 import torch
 
 from fipa.kernels.small_cnn import COMPILED, SmallCNN, View
+from fipa.kernels.tanh_network import TanhNetwork
 from fipa.layout import Layout
 from fipa.models import cnn
 
@@ -26,6 +28,8 @@ def compile_loops() -> None:
         assert small is not None
         small.gradient(flat, View.of(x), y)
         small.factors(flat, x, None, lambda logits, _: logits[:, :, None])
+    flat = torch.zeros(7, dtype=torch.float64, requires_grad=True)
+    TanhNetwork((1, 2, 1)).jets(flat, torch.zeros(1, 2, 1, dtype=torch.float64), 0).sum().backward()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Layers:
 
 def layers_of(model: nn.Module, layout: Layout, channels: int = LANES) -> Layers | None:
     """The layers of a network that the kernels can run, or None for any other, or one with as many channels."""
-    if type(model) is not nn.Sequential or any(_watched(module) for module in model.modules()):
+    if type(model) is not nn.Sequential or any(watched(module) for module in model.modules()):
         return None  # a forward of its own, or hooks
     convolutions: list[Convolution] = []
     linear: list[str] = []
@@ -82,7 +82,8 @@ def _finite(tensor: Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
-def _watched(module: nn.Module) -> bool:
+def watched(module: nn.Module) -> bool:
+    """Whether a module has hooks, which loops would not call."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 

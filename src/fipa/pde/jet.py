@@ -50,6 +50,12 @@ class Jet:
         slopes = torch.eye(d, dtype=x.dtype, device=x.device)[:, None, :].expand(d, n, d)
         return cls(x, slopes, x.new_zeros(1 if laplacian else d, n, d))
 
+    def through(self, function: Callable[[Tensor, int], Tensor]) -> Jet:
+        """What a function makes of value, slopes and curvatures, one tensor (c, n, k), and of the number of axes."""
+        d = len(self.slopes)
+        parts = function(torch.cat([self.value[None], self.slopes, self.curvatures]), d)
+        return Jet(parts[0], parts[1 : 1 + d], parts[1 + d :])
+
     @property
     def summed(self) -> bool:
         """Whether it carries the Laplacian only."""
