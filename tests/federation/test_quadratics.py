@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fipa import FipaError
 from fipa.federation import quadratics
 from fipa.federation.basis import Basis, Move
 from fipa.federation.quadratics import HEARSAY, OTHERS, UNTOLD, News, Quadratics
@@ -185,6 +186,14 @@ def test_those_who_have_not_been_seen_for_long_are_forgotten() -> None:
 def test_an_older_answer_does_not_replace_a_fresher_one() -> None:
     _, _, known, _ = scene()
     assert torch.equal(known.told(News(3, 40, 2, THETA)).updates[3], known.updates[3])
+
+
+def test_a_memory_that_another_version_has_written() -> None:
+    _, _, known, _ = scene()
+    tensors = known.tensors()
+    del tensors["update.2"]
+    with pytest.raises(FipaError, match="another version of fipa: begin the run anew"):
+        Quadratics.of(tensors)
 
 
 def test_news_of_one_client_copy_nothing_of_the_others() -> None:

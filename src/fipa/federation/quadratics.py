@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from fipa.errors import FipaError
 from fipa.federation.basis import Basis
 
 UNTOLD = -1  # the round of a client whose curvature nobody knows
@@ -297,7 +298,10 @@ class Quadratics:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Quadratics:
         """What `tensors` gave."""
-        updates = tuple(tensors[f"update.{i}"] for i in tensors["ids"].tolist())
+        names = [f"update.{i}" for i in tensors["ids"].tolist()]
+        if not set(names) <= set(tensors):
+            raise FipaError("what is remembered of clients was written by another version of fipa: begin the run anew")
+        updates = tuple(tensors[name] for name in names)
         return cls(**{name: tensors[name] for name in _columns("updates")}, updates=updates)
 
 
