@@ -55,19 +55,21 @@ class FactoredRows(TermsOperator):
         return out
 
     def adjoint(self, Z: Tensor) -> Tensor:  # noqa: D102
-        pieces = [self._factors.convolutions.T @ Z]
-        for _, slopes, incoming in self._linear():
+        out = Z.new_empty(self.parameters, Z.shape[1])
+        torch.mm(self._factors.convolutions.T, Z, out=out[: self._start])
+        for where, slopes, incoming in self._linear():
             rows, wide = Z.unflatten(0, slopes.shape[:2]), slopes.shape[2]
+            weights = out[where].unflatten(0, (wide, -1))  # (o, i, L)
             if _by_units(slopes, Z):
-                for slope in slopes[:, 0].unbind(1):
+                for slope, weight in zip(slopes[:, 0].unbind(1), weights, strict=True):
                     there = slope.nonzero()[:, 0]
-                    pieces.append(incoming[there].T @ (slope[there, None] * rows[there, 0]))
+                    torch.mm(incoming[there].T, slope[there, None] * rows[there, 0], out=weight)
                 continue
             weight = Z.new_zeros(incoming.shape[1], wide * Z.shape[1])
             for some in self._blocks(wide * Z.shape[1]):
                 weight.addmm_(incoming[some].T, (slopes[some].mT @ rows[some]).flatten(1))
-            pieces.append(weight.unflatten(1, (wide, -1)).movedim(0, 1).flatten(0, 1))
-        return torch.cat(pieces)
+            weights.copy_(weight.unflatten(1, (wide, -1)).movedim(0, 1))
+        return out
 
     def gram(self) -> Tensor:  # noqa: D102
         out = self._factors.convolutions @ self._factors.convolutions.T

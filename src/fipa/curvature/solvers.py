@@ -17,6 +17,7 @@ from fipa.curvature.operator import CurvatureOperator, Eigenpairs, check_finite
 from fipa.errors import SketchError
 from fipa.linalg import eigh
 
+AT_ONCE = 4096  # rows of eigenvectors
 EXACT_LIMIT = 4096  # a Gram matrix of this side is the largest we decompose
 
 
@@ -99,7 +100,7 @@ def _from_columns(C: Tensor, rank: int) -> Eigenpairs:
 def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
     """Eigenvectors from columns of length sqrt(value), orthogonal up to rounding, which one Cholesky-QR mends.
 
-    Where rounding has left little of small eigenvalues, Householder's QR does the same, slower.
+    They may take the memory of the columns. Where rounding has left little of small eigenvalues, Householder's QR does the same, slower.
     """
     scale = values.rsqrt()
     lower, failed = torch.linalg.cholesky_ex(columns.T @ columns * scale * scale[:, None])
@@ -107,7 +108,9 @@ def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
         Q, R = torch.linalg.qr(columns * scale)
         return torch.where(R.diagonal() < 0, -Q, Q), values
     turn = torch.linalg.solve_triangular(lower, scale.diag(), upper=False)
-    return columns @ turn.T, values
+    for part in columns.split(AT_ONCE):  # in place: as much memory again would take as long as the products
+        part.copy_(part @ turn.T)
+    return columns, values
 
 
 def _right_singular(C: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
