@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from clients.cases import DOUBLE, KINDS, at, client, edge, gradient_by_hand, layout_of, misfit, network, objectives
 from clients.training import generators, start, trained, trained_by_hand
-from fipa import Client, FipaError, Residual
+from fipa import Client, FipaError, Layout, Residual, parameters_of
 from fipa.clients.descent import SGD, Adam, Batches, Descent, PlainSGD, descend
-from fipa.clients.objective import StackedObjective
+from fipa.clients.objective import Objective, StackedObjective
 from fipa.clients.scaffold import Scaffold
 
 RULES = {
@@ -62,6 +63,33 @@ def test_does_not_change_the_broadcast_model() -> None:
     stack = StackedObjective(objectives(network(), [client("plain", 0)]))
     descend(stack, theta, SGD(steps=1), [3], lr=0.1, generators=generators(1))
     assert torch.equal(theta, start())
+
+
+# --- bfloat16 ---
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_products_in_bfloat16_change_little(size: int) -> None:
+    """Alone and side by side, where traces of both kinds are kept apart; parameters stay in single precision."""
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4))
+    layout, rng = Layout.of(parameters_of(model)), torch.Generator().manual_seed(0)
+    data = [(torch.randn(16, 20, generator=rng), torch.randint(4, (16,), generator=rng)) for _ in range(size)]
+    stack = StackedObjective([Objective(model, layout, Client(one, loss="cross_entropy")) for one in data])
+    theta = layout.flatten(parameters_of(model))
+
+    def updates(bfloat16: bool) -> Tensor:
+        rule = SGD(steps=5, bfloat16=bfloat16)
+        return descend(stack, theta, rule, [5] * size, lr=0.1, generators=generators(size))
+
+    plain, rough, again = updates(False), updates(True), updates(False)
+    assert rough.dtype == torch.float32
+    assert torch.equal(plain, again)
+    assert 1e-5 < float((rough - plain).norm() / plain.norm()) < 0.05
+
+
+def test_bfloat16_is_not_for_double_precision() -> None:
+    with pytest.raises(FipaError, match=r"bfloat16 is for models in float32, and this one is in torch\.float64"):
+        trained(SGD(steps=1, bfloat16=True), [1])
 
 
 # --- batches ---

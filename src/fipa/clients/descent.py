@@ -37,6 +37,9 @@ class Descent(LocalRule):
         The learning rate of round k is multiplied by this to the power k - 1.
     clip
         Longest gradient, by its norm; None for any length.
+    bfloat16
+        Let torch run products and convolutions of a model in single precision with 8 bits of mantissa (autocast).
+        Parameters and sums stay as they are. Faster on some processors; models that compiled loops run stay as exact.
     """
 
     lr: float
@@ -47,6 +50,7 @@ class Descent(LocalRule):
     proximal: float = 0.0
     lr_decay: float = 1.0
     clip: float | None = None
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -179,16 +183,19 @@ def descend(
     extra, levels
         A loss on the features at these levels, for a client that is trained alone.
     """
+    if rule.bfloat16 and theta.dtype != torch.float32:
+        raise FipaError(f"bfloat16 is for models in float32, and this one is in {theta.dtype}: leave it out")
     thetas = theta.expand(objective.size, -1).clone().requires_grad_()
     optimizer = rule.optimizer(thetas, lr)
     batches = Batches(objective.lengths, rule.batch, generators) if rule.batch else None
     limits, shortest, longest = torch.tensor(steps), min(steps, default=0), max(steps, default=0)
     for step in range(longest):
         chosen = batches.draw(step) if batches else None
-        if extra is None:
-            gradient = objective.gradients(thetas.detach(), chosen, generators, often=longest >= OFTEN)
-        else:
-            gradient = objective.gradients_with(extra, levels, thetas.detach(), chosen, generators)
+        with torch.autocast("cpu", torch.bfloat16, enabled=rule.bfloat16):
+            if extra is None:
+                gradient = objective.gradients(thetas.detach(), chosen, generators, often=longest >= OFTEN)
+            else:
+                gradient = objective.gradients_with(extra, levels, thetas.detach(), chosen, generators)
         if rule.proximal:
             gradient = gradient.add(thetas.detach() - theta, alpha=rule.proximal)
         if correction is not None:

@@ -356,4 +356,5 @@ class StackedObjective:
         return self._traces[key]
 
     def _key(self, name: str, terms: Terms) -> object:
-        return (name, self._first.form, self._first.training, *(t.shape for t in pytree.tree_leaves(terms)))
+        mode = (self._first.training, torch.is_autocast_enabled("cpu"))
+        return (name, self._first.form, mode, *(t.shape for t in pytree.tree_leaves(terms)))

@@ -100,7 +100,8 @@ def _from_columns(C: Tensor, rank: int) -> Eigenpairs:
 def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
     """Eigenvectors from columns of length sqrt(value), orthogonal up to rounding, which one Cholesky-QR mends.
 
-    They may take the memory of the columns. Where rounding has left little of small eigenvalues, Householder's QR does the same, slower.
+    They may take the memory of the columns. Where rounding has left little of small eigenvalues, Householder's QR does
+    the same, slower.
     """
     scale = values.rsqrt()
     lower, failed = torch.linalg.cholesky_ex(columns.T @ columns * scale * scale[:, None])
