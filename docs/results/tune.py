@@ -1,4 +1,4 @@
-"""Settings of arms, chosen on seed 5, which no table has: `python docs/results/tune.py NAME [ARM...]`.
+"""Settings of arms, chosen on seed 5, which no table has: `python docs/results/tune.py NAME [--warmup RUN] [ARM...]`.
 
 Every setting below is run once. tuning-NAME.csv keeps what came of it: the better of the last five rounds and of the
 mean of the last ten models where a larger metric is better, and the last error where a smaller one is. Rows of arms
@@ -47,6 +47,13 @@ MANY_CLASSES = HEADS | {
     "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
     "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1)],
 }
+# after FedRCL: features are not standardised, and there are 64 of them
+TRAINED_HERE = HEADS | {
+    "FedAvg": [FASTER],
+    "SCAFFOLD": [FASTER],
+    "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
+    "Fed3R": [each("rule.ridge", 0.1, 1.0, 10.0, 100.0)],
+}
 # the same number of local steps in all
 STEPS: list[Choice] = [{"local.steps": 10, "rounds": 80}, {"local.steps": 50, "rounds": 16}]
 HALF_STEPS: list[Choice] = [{"local.steps": 10, "rounds": 40}, {"local.steps": 50, "rounds": 8}]
@@ -55,6 +62,7 @@ GRIDS = {
     "head-cifar10": HEADS,
     "head-cifar100": MANY_CLASSES,
     "head-tiny-imagenet": MANY_CLASSES,
+    "head-cifar10-fedrcl": TRAINED_HERE,
     "pde-burgers": EQUATIONS,
     "pde-allen-cahn-2d": EQUATIONS,
     "poisson-5d-hard": {"FedAvg, tuned": [each("local.lr", 3e-4, 1e-3, 3e-3), HALF_STEPS]},
@@ -84,14 +92,17 @@ def score(results: fipa.Results, arm: str) -> float | None:
     return round(max(statistics.mean(run["metric"][-5:]), averaged[-1]), 3)
 
 
-def main(name: str, chosen: Sequence[str]) -> None:
+def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
+    """Run all settings of these arms, or of all; from the warm-up of a run that has seed 5, if there is one."""
     file = HERE / f"tuning-{name}.csv"
     for arm in chosen or GRIDS[name]:
         rows = [row for row in read(file) if row["arm"] != arm]
         for setting in settings(arm, name):
             with tempfile.TemporaryDirectory() as folder:
                 changes = {f"arms.{arm}.{key}": value for key, value in setting.items()}
-                results = fipa.run(name, arms=[arm], seeds=SEED, set=changes, out=f"{folder}/run", quiet=True)
+                results = fipa.run(
+                    name, arms=[arm], seeds=SEED, set=changes, out=f"{folder}/run", quiet=True, warmup=warmup
+                )
             seconds = round(sum(results.content["arms"][arm][str(SEED)]["seconds"]), 1)
             text = ", ".join(f"{key} = {value}" for key, value in setting.items())
             rows.append({"arm": arm, "setting": text, "score": score(results, arm), "seconds": seconds})
@@ -100,4 +111,6 @@ def main(name: str, chosen: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    words = sys.argv[1:]
+    from_run = words.pop(words.index("--warmup") + 1) if "--warmup" in words else None
+    main(words[0], [word for word in words[1:] if word != "--warmup"], from_run)

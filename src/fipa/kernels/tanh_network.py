@@ -162,7 +162,7 @@ def _joined(x: Tensor, dim: int | None, size: int) -> Tensor:
 
 FORWARD = "(Tensor flat, Tensor x, int[] widths, int axes) -> (Tensor, Tensor, Tensor)"
 BACKWARD = "(Tensor flat, Tensor x, Tensor sums, Tensor results, Tensor slopes, int[] widths, int axes) -> Tensor"
-_library = torch.library.Library("fipa", "DEF")
+_library = torch.library.Library("fipa", "FRAGMENT")
 for _name, _schema, _function in (("tanh_forward", FORWARD, _forward), ("tanh_backward", BACKWARD, _backward)):
     _library.define(_name + _schema)
     _library.impl(_name, _function, "CPU")
