@@ -27,7 +27,12 @@ REMARKS = {
         "asked yet; its accuracy still rises at the end. The paper's rule sends 20 eigenpairs per client, fewer than "
         "there are classes; with dampings from 0.001 to 0.1 it is between 23.4 and 26.9 on seed 5."
     ),
+    "tiny-imagenet": (
+        "The same as on CIFAR-100, with 200 classes and 100 images of each: behind SCAFFOLD, above Fed3R. The paper's "
+        "rule was not run on this set."
+    ),
 }
+BEHIND = ("cifar100", "tiny-imagenet")  # where first-order rules are ahead of the shared basis
 
 
 def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
@@ -85,11 +90,15 @@ def section() -> list[str]:
         "is done today: the head of a frozen, public backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's "
         "accuracies are those of other networks; what can be compared is who is ahead. Ours are the better of the last "
         "five rounds and of the mean of the last ten heads; the settings of every arm on CIFAR-10 were chosen on seed "
-        "5 at alpha 0.05, on CIFAR-100 those of FedAvg, SCAFFOLD, FedVARP, Fed3R and the paper's rule. *Ceiling* is "
-        "the best of 100 rounds of L-BFGS on all data in one place; in the end it has learned the images by heart "
+        "5 at alpha 0.05, on the other sets those of FedAvg, SCAFFOLD, FedVARP, Fed3R and, on CIFAR-100, the paper's "
+        "rule. Of Tiny-ImageNet we have a fifth of the training images. *Ceiling* is the best of 100 rounds of L-BFGS "
+        "(30 on Tiny-ImageNet) on all data in one place; in the end it has learned the images by heart "
         f"({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
     )
-    command = "`fipa run head-cifar10`, `head-cifar100`, with `--set problem.partition.alpha=0.1` and so on, or "
+    command = (
+        "`fipa run head-cifar10`, `head-cifar100`, `head-tiny-imagenet`, with `--set problem.partition.alpha=0.1` and "
+        "so on, or "
+    )
     return [
         words, "\n".join(table_2()), *(_verdict(name) for name in dict.fromkeys(name for name, _ in run())),
         command + "`--set 'problem.partition={name=\"iid\"}'`.",
@@ -101,13 +110,15 @@ def _verdict(name: str) -> str:
     cells = [cell(name, alpha) for other, alpha in run() if other == name]
     gains = [above(arms, OURS, best_first_order(arms)) for arms in cells]
     papers = [above(arms, PAPERS, "FedAvg") for arms in cells if PAPERS in arms]
-    if any(mean(values) > 0 for values in papers) or (name == "cifar100") != all(mean(values) < 0 for values in gains):
+    if any(mean(values) > 0 for values in papers) or (name in BEHIND) != all(mean(values) < 0 for values in gains):
         raise SystemExit(f"Table 2: the CSVs of {name} do not bear out what is said of them")
-    text = (
-        f"{SETS[name]}: FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule "
-        f"here**: its lead over FedAvg is {', '.join(map(told, papers))} points. The lead of the shared basis over "
-        f"the best first-order rule is {', '.join(map(told, gains))} points"
-    )
+    text = f"{SETS[name]}: "
+    if papers:
+        text += (
+            "FIPA improves heads, most where clients differ most. **Does not hold for the paper's rule here**: its "
+            f"lead over FedAvg is {', '.join(map(told, papers))} points. "
+        )
+    text += f"The lead of the shared basis over the best first-order rule is {', '.join(map(told, gains))} points"
     text += " (in the order of the table; 95 % intervals, paired by seed, where there are several)."
     warm = {alpha: cell(name, alpha) for other, alpha in run() if other == name and WARM in cell(name, alpha)}
     for alpha, arms in warm.items():

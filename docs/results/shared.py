@@ -61,7 +61,7 @@ def _update_bytes(results: dict[str, Any]) -> int:
     everything = [*results["arms"].values(), (results.get("warmup") or {}).get("seeds", {})]
     runs = [run for seeds in everything for run in seeds.values()]
     sizes = [run["downlink_bytes"][0] // len(run["clients"][0]) for run in runs if run["clients"]]
-    return min(size for size in sizes if size)  # what is centralised sends nothing
+    return min((size for size in sizes if size), default=1)  # what is centralised sends nothing
 
 
 def main(name: str, directories: list[str]) -> None:

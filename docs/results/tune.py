@@ -7,8 +7,8 @@ that are not run again stay.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -111,6 +111,9 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    from_run = words.pop(words.index("--warmup") + 1) if "--warmup" in words else None
-    main(words[0], [word for word in words[1:] if word != "--warmup"], from_run)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=GRIDS)
+    parser.add_argument("arms", nargs="*")
+    parser.add_argument("--warmup")
+    args = parser.parse_args()
+    main(args.name, args.arms, args.warmup)

@@ -110,7 +110,7 @@ def _header(run: Run, problem: Problem) -> dict[str, Any]:
         "machine": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "small CNNs by": "numba" if COMPILED else "torch",  # which changes the last bits
+            "small networks by": "numba" if COMPILED else "torch",  # which changes the last bits
             "cpu": processor(),
             "threads": experiment.engine.threads,
             "workers": experiment.engine.workers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from clients.cases import DOUBLE, KINDS, at, client, edge, gradient_by_hand, lay
 from clients.training import generators, start, trained, trained_by_hand
 from fipa import Client, FipaError, Layout, Residual, parameters_of
 from fipa.clients.descent import SGD, Adam, Batches, Descent, PlainSGD, descend
-from fipa.clients.objective import Objective, StackedObjective
+from fipa.clients.objective import Objective, StackedObjective, fast_way
 from fipa.clients.scaffold import Scaffold
+from fipa.models import cnn
 
 RULES = {
     "sgd": (SGD(steps=1), torch.optim.SGD, {}),
@@ -71,6 +73,7 @@ def test_does_not_change_the_broadcast_model() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_products_in_bfloat16_change_little(size: int) -> None:
     """Alone and side by side, where traces of both kinds are kept apart; parameters stay in single precision."""
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4))
     layout, rng = Layout.of(parameters_of(model)), torch.Generator().manual_seed(0)
     data = [(torch.randn(16, 20, generator=rng), torch.randint(4, (16,), generator=rng)) for _ in range(size)]
@@ -85,6 +88,36 @@ def test_products_in_bfloat16_change_little(size: int) -> None:
     assert rough.dtype == torch.float32
     assert torch.equal(plain, again)
     assert 1e-5 < float((rough - plain).norm() / plain.norm()) < 0.05
+
+
+def test_compiled_loops_stay_as_exact_as_they_are() -> None:
+    pytest.importorskip("numba")
+    rng = torch.Generator().manual_seed(0)
+    model = cnn([4, 8], 8, image=(3, 16), generator=rng)
+    layout, data = Layout.of(parameters_of(model)), (torch.randn(6, 3, 16, 16, generator=rng), torch.arange(6))
+    stack = StackedObjective([Objective(model, layout, Client(data, loss="cross_entropy"), fast_way(model, layout))])
+    theta = layout.flatten(parameters_of(model))
+    rules = [SGD(steps=2, bfloat16=bfloat16) for bfloat16 in (False, True)]
+    updates = [descend(stack, theta, rule, [2], lr=0.1, generators=generators(1)) for rule in rules]
+    assert torch.equal(*updates)
+
+
+def test_losses_on_features_are_in_single_precision() -> None:
+    rng = torch.Generator().manual_seed(0)
+    model = cnn([3], 8, image=(3, 16), generator=rng)
+    layout, data = Layout.of(parameters_of(model)), (torch.randn(6, 3, 16, 16, generator=rng), torch.arange(6))
+    stack = StackedObjective([Objective(model, layout, Client(data, loss="cross_entropy"))])
+    seen: set[torch.dtype] = set()
+
+    def extra(features: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        pairs = features[0].flatten(1) @ features[0].flatten(1).T
+        seen.update((features[0].dtype, pairs.dtype))
+        return pairs.mean()
+
+    theta = layout.flatten(parameters_of(model))
+    rule = SGD(steps=1, bfloat16=True)
+    descend(stack, theta, rule, [1], lr=0.1, generators=generators(1), extra=extra, levels=["2"])
+    assert seen == {torch.float32}
 
 
 def test_bfloat16_is_not_for_double_precision() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
+import torch
+from torch.func import grad, vmap
 
 pytest.importorskip("numba")
 
-from fipa.kernels import loops
+from fipa.kernels import loops, tanh_loops
 from fipa.kernels.__main__ import compile_loops
 from fipa.kernels.small_cnn import View
+from fipa.kernels.tanh_network import TanhNetwork
 from kernels.cases import images, network, small
 
 
-def compiled() -> dict[str, int]:
+def compiled(module: ModuleType = loops) -> dict[str, int]:
     """How many forms there are of each loop."""
-    return {name: len(loop.signatures) for name, loop in vars(loops).items() if hasattr(loop, "signatures")}
+    return {name: len(loop.signatures) for name, loop in vars(module).items() if hasattr(loop, "signatures")}
 
 
 @pytest.mark.parametrize("pooled", [[True], [False, True], [True, True], [True, True, False]])
@@ -29,3 +34,13 @@ def test_nothing_is_left_to_compile(pooled: list[bool], shape: tuple[int, int, i
     net.gradient(flat, View.of(x), y)
     net.factors(flat, x, None, lambda logits, _: logits[:, :, None])
     assert compiled() == before
+
+
+def test_nothing_is_left_to_compile_for_tanh_networks() -> None:
+    compile_loops()
+    before = compiled(tanh_loops)
+    assert all(before[name] for name in ("forward", "backward"))
+    net, x = TanhNetwork([2, 5, 4, 1]), torch.rand(3, 4, 9, 2, dtype=torch.float64)
+    flat = torch.rand(3, 15 + 24 + 5, dtype=torch.float64)
+    vmap(grad(lambda theta, x: net.jets(theta, x, 2).sum()))(flat, x)
+    assert compiled(tanh_loops) == before

@@ -72,7 +72,7 @@ def test_outputs_and_gradients_are_those_of_torch(widths: list[int], n: int, kin
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("n", [40, 3000])
+@pytest.mark.parametrize("n", [0, 1, 40, 3000])
 def test_a_stack_of_networks_has_the_bits_of_each(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, and whether blocks were kept for the way back or not."""
     _, _, _, net = ready([2, 20, 7, 1])
@@ -98,7 +98,7 @@ def test_tanh_to_the_last_digits() -> None:
     tanh(x, found, spare)
     expected = np.tanh(x)
     assert np.isnan(found[-1])
-    assert np.all(np.abs(found[:-1] - expected[:-1]) <= 4 * np.spacing(np.abs(expected[:-1])))
+    assert np.all(np.abs(found[:-1] - expected[:-1]) <= 6 * np.spacing(np.abs(expected[:-1])))  # numpy's errs as well
 
 
 def test_what_is_no_number_is_not_lost() -> None:
@@ -162,6 +162,35 @@ def watching() -> nn.Sequential:
     return model
 
 
+def replaced() -> nn.Sequential:
+    """Wider than its layers say."""
+    model = mlp([1, 3, 1], generator=rng())
+    for layer, shape in ((model[0], (5, 1)), (model[2], (1, 5))):
+        layer.weight, layer.bias = (nn.Parameter(torch.zeros(s, dtype=DOUBLE)) for s in (shape, shape[:1]))
+    return model
+
+
+def turned_round() -> nn.Sequential:
+    """With the bias before the weight, as what takes a parametrization off leaves it."""
+    model = mlp([1, 3, 1], generator=rng())
+    weight = model[0].weight
+    del model[0].weight
+    model[0].weight = weight
+    return model
+
+
+def own_forward() -> nn.Sequential:
+    model = mlp([1, 3, 1], generator=rng())
+    model[0].forward = lambda x: 2 * x @ model[0].weight.T
+    return model
+
+
+def watching_backward() -> nn.Sequential:
+    model = mlp([1, 3, 1], generator=rng())
+    model[0].register_full_backward_pre_hook(lambda *_: None)
+    return model
+
+
 def tied() -> nn.Sequential:
     one = nn.Linear(3, 3, dtype=DOUBLE)
     return nn.Sequential(nn.Linear(1, 3, dtype=DOUBLE), nn.Tanh(), one, nn.Tanh(), one)
@@ -177,6 +206,10 @@ def tied() -> nn.Sequential:
         nn.Sequential(nn.Linear(1, 3, dtype=DOUBLE), nn.Tanh(), nn.Linear(4, 1, dtype=DOUBLE)),
         nn.Sequential(mlp([1, 3, 1], generator=rng())),
         watching(),
+        watching_backward(),
+        own_forward(),
+        replaced(),
+        turned_round(),
         tied(),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,8 +39,9 @@ class Descent(LocalRule):
     clip
         Longest gradient, by its norm; None for any length.
     bfloat16
-        Let torch run products and convolutions of a model in single precision with 8 bits of mantissa (autocast).
-        Parameters and sums stay as they are. Faster on some processors; models that compiled loops run stay as exact.
+        Let torch run products and convolutions of a model in single precision with 8 bits of mantissa (autocast, on
+        the CPU). Parameters, sums and losses stay as they are. Faster on some processors; models that compiled loops
+        run stay as exact as they were.
     """
 
     lr: float
@@ -191,7 +193,7 @@ def descend(
     limits, shortest, longest = torch.tensor(steps), min(steps, default=0), max(steps, default=0)
     for step in range(longest):
         chosen = batches.draw(step) if batches else None
-        with torch.autocast("cpu", torch.bfloat16, enabled=rule.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16) if rule.bfloat16 else nullcontext():
             if extra is None:
                 gradient = objective.gradients(thetas.detach(), chosen, generators, often=longest >= OFTEN)
             else:

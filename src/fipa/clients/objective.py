@@ -155,7 +155,9 @@ class Objective:
             if z.shape != y.shape:
                 raise FipaError(f"the model returns {tuple(z.shape)} for targets y of {tuple(y.shape)}: reshape y")
             return 0.5 * (z - y).square().sum() / len(y)
-        return cross_entropy(model(x), y)
+        z = _widened(model(x))
+        with _exact():
+            return cross_entropy(z, y)
 
 
 def objectives(
@@ -169,6 +171,16 @@ def objectives(
 def fast_way(model: nn.Module, layout: Layout) -> Fast | None:
     """Compiled loops for the model, if there are any that can run it."""
     return SmallCNN.of(model, layout) or TanhNetwork.of(model, layout)
+
+
+def _exact() -> torch.autocast:
+    """Where bfloat16 has no place, if it is on."""
+    return torch.autocast("cpu", enabled=False)
+
+
+def _widened(x: Tensor) -> Tensor:
+    """Without what bfloat16 has left of its dtype, if it is on."""
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _gradients(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -285,7 +297,9 @@ class StackedObjective:
         flat = thetas[0].detach().requires_grad_()
         with torch.enable_grad():
             outputs, features = self._first.features(flat, x, levels)
-            (gradient,) = torch.autograd.grad(cross_entropy(outputs, y) + extra(features, x, y), flat)
+            with _exact():
+                loss = cross_entropy(_widened(outputs), y) + extra([_widened(level) for level in features], x, y)
+            (gradient,) = torch.autograd.grad(loss, flat)
         return gradient[None]
 
     def features_at(self, levels: Sequence[str]) -> Callable[[Tensor, Tensor], list[Tensor]]:
@@ -306,7 +320,8 @@ class StackedObjective:
         moves = None
         if generators is not None and isinstance(self._first.augment, Augment):
             moves = self._first.augment.moves(len(chosen), generators[0])
-        return self._small.gradient(flat, View.of(x, chosen, moves), y[chosen])
+        with _exact():
+            return self._small.gradient(flat, View.of(x, chosen, moves), y[chosen])
 
     def _vary(self, terms: Terms, generators: Sequence[torch.Generator]) -> Terms:
         augment = self._first.augment

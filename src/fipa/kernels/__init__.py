@@ -1,1 +1,1 @@
-"""Small CNNs on CPUs, faster than torch runs them; needs numba."""
+"""Small CNNs and tanh networks on CPUs, faster than torch runs them; needs numba."""

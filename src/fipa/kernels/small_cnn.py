@@ -83,8 +83,9 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def watched(module: nn.Module) -> bool:
-    """Whether a module has hooks, which loops would not call."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    """Whether a module has hooks or a forward of its own, which loops would not call."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 def _plain(conv: nn.Conv2d, channels: int) -> bool:

@@ -27,7 +27,7 @@ def _mix(w, x, y):  # type: ignore[no-untyped-def]
         k = min(j + 1, rows - 1)
         y0, y1, v, u, i = y[j], y[k], w[j], w[k], 0
         if k == j:
-            y1 = np.empty(n)  # of an odd number of rows, the last goes alone
+            y1 = np.zeros(n)  # of an odd number of rows, the last goes alone
         while i + 4 <= inputs:
             x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
             v0, v1, v2, v3 = v[i], v[i + 1], v[i + 2], v[i + 3]

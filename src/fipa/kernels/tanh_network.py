@@ -7,6 +7,7 @@ The loops are two operations of torch, one for each way through the network. So 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -42,7 +43,8 @@ class TanhNetwork:
                 return None
             widths += [module.out_features] if widths else [module.in_features, module.out_features]
         names = tuple(name for name, _ in model.named_parameters())  # a layer that is there twice has its names once
-        return TanhNetwork(widths) if names == layout.names and len(names) == 2 * len(linear) else None
+        shapes = tuple(shape for inputs, units in pairwise(widths) for shape in ((units, inputs), (units,)))
+        return TanhNetwork(widths) if names == layout.names and shapes == tuple(map(tuple, layout.shapes)) else None
 
     def at(self, flat: Tensor, model: Callable[..., Any]) -> Callable[..., Any]:
         """The network at flat parameters (p), for points (n x d) or their jets; `model` is asked about all else."""
@@ -149,15 +151,14 @@ def _stacked(operation: Callable[..., Any]) -> Callable[..., Any]:
             _joined(arg, dim, size) if isinstance(arg, Tensor) else arg for arg, dim in zip(args, dims, strict=True)
         ]
         found = operation(*flat)
-        parts = [t.reshape(size, -1, *t.shape[1:]) for t in ([found] if isinstance(found, Tensor) else found)]
+        parts = [t.unflatten(0, (size, len(t) // size)) for t in ([found] if isinstance(found, Tensor) else found)]
         return (parts[0], 0) if isinstance(found, Tensor) else (tuple(parts), (0,) * len(parts))
 
     return call
 
 
 def _joined(x: Tensor, dim: int | None, size: int) -> Tensor:
-    moved = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return moved.reshape(-1, *moved.shape[2:])
+    return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
 
 FORWARD = "(Tensor flat, Tensor x, int[] widths, int axes) -> (Tensor, Tensor, Tensor)"
