@@ -30,6 +30,7 @@ def each(key: str, *values: Any) -> list[Choice]:
 
 RATES = each("local.lr", 0.001, 0.003, 0.01, 0.03)
 FASTER = each("local.lr", 0.01, 0.03, 0.1, 0.3)  # of sets with more classes
+DECAYS = (1e-3, 1e-2, 1e-4)
 HEADS: dict[str, list[list[Choice]]] = {
     "FedAvg": [RATES],
     "FedProx": [each("local.proximal", 0.01, 0.1, 1.0)],
@@ -42,10 +43,11 @@ HEADS: dict[str, list[list[Choice]]] = {
     "FIPA shared basis": [each("rule.columns", 200, 300)],
 }
 MANY_CLASSES = HEADS | {
-    "FedAvg": [FASTER],
-    "SCAFFOLD": [FASTER],
-    "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
+    "FedAvg": [FASTER, each("local.weight_decay", 0.0, *DECAYS)],
+    "SCAFFOLD": [FASTER, each("local.weight_decay", 0.0, *DECAYS)],
+    "FedVARP": [FASTER, each("rule.step", 0.5, 1.0), each("local.weight_decay", 0.0, *DECAYS)],
     "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1)],
+    "FIPA shared basis": [each("rule.weight_decay", *DECAYS, 0.0)],
 }
 # after FedRCL: features are not standardised, and there are 64 of them
 TRAINED_HERE = HEADS | {
