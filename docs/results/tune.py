@@ -30,7 +30,7 @@ def each(key: str, *values: Any) -> list[Choice]:
 
 RATES = each("local.lr", 0.001, 0.003, 0.01, 0.03)
 FASTER = each("local.lr", 0.01, 0.03, 0.1, 0.3)  # of sets with more classes
-DECAYS = (1e-3, 1e-2, 1e-4)
+DECAYS = (1e-3, 1e-2, 3e-2, 1e-1)
 HEADS: dict[str, list[list[Choice]]] = {
     "FedAvg": [RATES],
     "FedProx": [each("local.proximal", 0.01, 0.1, 1.0)],
@@ -109,7 +109,7 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
             text = ", ".join(f"{key} = {value}" for key, value in setting.items())
             rows.append({"arm": arm, "setting": text, "score": score(results, arm), "seconds": seconds})
             print(*rows[-1].values(), sep=" | ", flush=True)
-        write(file, COLUMNS, rows)
+            write(file, COLUMNS, rows)  # one by one: they take long
 
 
 if __name__ == "__main__":
