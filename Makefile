@@ -37,7 +37,7 @@ test-fast: $(READY)kernels  ## tests without browser, Ray, deployments and long 
 	$(PYTEST) -n 2 -m 'not ($(SLOW))'
 
 # once, or every process of the tests would compile them
-$(READY)kernels: $(READY)dev src/fipa/kernels/loops.py
+$(READY)kernels: $(READY)dev src/fipa/kernels/loops.py src/fipa/kernels/tanh_loops.py
 	@echo "compiling loops ..."
 	@$(BIN)/python -m fipa.kernels
 	@touch $@
