@@ -55,7 +55,7 @@ def test_all_rules_are_tried() -> None:
         ({"name": "feddyn"}, "no local rule 'feddyn': choose one of adam, sgd"),
         ({"steps": 1}, "no local rule None"),
         ({"name": ["sgd"]}, "no local rule"),
-        ({"name": "sgd", "steps": 1, "rate": 2}, "'sgd': there is no setting 'rate': choose one of batch, bfloat16, clip"),
+        ({"name": "sgd", "steps": 1, "rate": 2}, "'sgd': there is no setting 'rate': choose one of batch, bfloat16"),
         ({"name": "gauss-newton", "whole": True}, "no setting 'whole'"),
         ({"name": "sgd", "steps": 1, "lr": "fast"}, "'sgd'"),
         ({"name": "sgd"}, "SGD: give steps or epochs"),
