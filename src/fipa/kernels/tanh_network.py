@@ -163,8 +163,8 @@ def _joined(x: Tensor, dim: int | None, size: int) -> Tensor:
 
 FORWARD = "(Tensor flat, Tensor x, int[] widths, int axes) -> (Tensor, Tensor, Tensor)"
 BACKWARD = "(Tensor flat, Tensor x, Tensor sums, Tensor results, Tensor slopes, int[] widths, int axes) -> Tensor"
-_library = torch.library.Library("fipa", "FRAGMENT")
 for _name, _schema, _function in (("tanh_forward", FORWARD, _forward), ("tanh_backward", BACKWARD, _backward)):
-    _library.define(_name + _schema)
-    _library.impl(_name, _function, "CPU")
-    torch.library.register_vmap(f"fipa::{_name}", _stacked(getattr(torch.ops.fipa, _name)), lib=_library)
+    if not hasattr(torch.ops.fipa, _name):  # operations outlive a module that is imported anew
+        torch.library.define(f"fipa::{_name}", _schema)
+        cast(Any, torch.library.impl)(f"fipa::{_name}", "cpu", _function)
+        torch.library.register_vmap(f"fipa::{_name}", _stacked(getattr(torch.ops.fipa, _name)))
