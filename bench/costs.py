@@ -23,7 +23,8 @@ from torch import Tensor, nn
 import fipa
 from bench.common import images
 from fipa.curvature.basis import basis_curvature
-from fipa.federation.basis import GRID, Basis
+from fipa.federation.basis import Basis
+from fipa.federation.exact import GRID
 from fipa.layout import Layout
 from fipa.models import cnn
 from fipa.report.style import BRIGHT

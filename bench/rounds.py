@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -45,6 +46,7 @@ from fipa.federation.participation import Participation
 from fipa.federation.problem import Problem
 from fipa.federation.stage import Stage
 from fipa.kernels import small_cnn
+from fipa.machine import keep_memory
 from fipa.problems.vision import split
 
 CLIENTS, BATCH, LR, DECAY = 5, 50, 0.1, 1e-3
@@ -226,7 +228,8 @@ def against_peers() -> Iterator[Record]:
 def rounds() -> Iterator[Record]:
     """What FIPA's rounds cost, in those of FedAvg."""
     for model in _models():
-        yield from _costs(work_of(model))
+        with ProcessPoolExecutor(1, get_context("spawn"), keep_memory) as pool:  # a process of ours, as of `fipa run`
+            yield from pool.submit(_costs, work_of(model)).result()
 
 
 def _models() -> list[str]:
@@ -287,7 +290,7 @@ class Clocked(Executor):
         return rows
 
 
-def _costs(work: Work) -> Iterator[Record]:
+def _costs(work: Work) -> list[Record]:
     """What FIPA's rounds take, in two workers with the server's part, and what their clients take."""
     sketch, sums = SketchPlan(rank=100, sampled_labels=1), AdditivePlan(width=100, sampled_labels=1)
     half = replace(sketch, max_examples=work.samples // 2)
@@ -306,14 +309,15 @@ def _costs(work: Work) -> Iterator[Record]:
         seconds = _measured(executor, arms, work.turns, time.perf_counter)
     with Clocked(factory) as clocked:
         clients = _measured(clocked, arms, work.turns, lambda: clocked.spent)
-    parameters = factory(0).layout.numel
+    parameters, records = factory(0).layout.numel, list[Record]()
     for name in [name for name in arms if name != "FedAvg"]:
         for what, spent in (("", seconds), ("client seconds of ", clients)):
             floor = FLOORS.get(name) if SIZE != "smoke" and work.epochs > 1 else None
             ours, theirs = spent[name], spent["FedAvg"]
             detail = {"seconds": ours, "fedavg_seconds": theirs, "parameters": f"{parameters:,}"}
             title = f"rounds: {what}{name} against FedAvg, {MODELS[work.model]}, {work}"
-            yield Record(title, ours / theirs, floor, "x the time", detail, at_most=True)
+            records.append(Record(title, ours / theirs, floor, "x the time", detail, at_most=True))
+    return records
 
 
 def _measured(executor: Executor, arms: Mapping[str, Arm], turns: int, clock: Callable[[], float]) -> dict[str, float]:

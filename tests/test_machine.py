@@ -1,5 +1,6 @@
 """What the C library does with memory that is freed; `test_doctor.py` has the rest."""
 
+import os
 import platform
 import resource
 import subprocess
@@ -36,3 +37,22 @@ def test_freed_memory_is_kept():
 def test_other_systems_are_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert machine.keep_memory() is False
+
+
+def test_large_tensors_come_in_huge_pages(monkeypatch):
+    monkeypatch.delenv(machine.HUGE_PAGES, raising=False)
+    told = [
+        sys.executable,
+        "-c",
+        "import os; from fipa import machine; machine.keep_memory(); print(os.environ[machine.HUGE_PAGES])",
+    ]
+    assert subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip() == "1"
+    kept = subprocess.run(told, capture_output=True, text=True, check=True, env={**os.environ, machine.HUGE_PAGES: "0"})
+    assert kept.stdout.strip() == "0"  # as the user says
+
+
+def test_a_folder_in_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
+    assert machine.folder_in_memory() == tmp_path
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "missing")
+    assert machine.folder_in_memory() is None

@@ -10,6 +10,8 @@ from pathlib import Path
 
 TRIM, MMAP = -1, -3  # glibc's numbers of what `mallopt` sets
 OWN, SPARE = 32 * 2**20, 512 * 2**20  # bytes: smaller blocks are kept, and so much of them
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch asks the system for pages of 2 MiB for tensors that are as large
+SHARED_MEMORY = Path("/dev/shm")  # a folder that Linux keeps in memory
 
 
 def processor() -> str:
@@ -45,8 +47,15 @@ def keep_memory() -> bool:
 
     Torch asks for the memory of every activation anew. By default glibc gives blocks of megabytes back to the system
     and gets them again page by page, each filled with zeros: for networks like CNN-207k that takes as long as a part of
-    the training. Only for processes that are ours: it holds for all that runs in them, and cannot be taken back.
+    the training. Larger tensors, like a shared basis, come in huge pages, a third of the time for all of one to be
+    written. Only for processes that are ours: it holds for all that runs in them, and cannot be taken back.
     """
+    os.environ.setdefault(HUGE_PAGES, "1")  # read when the first tensor is made
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return False
     return bool(libc.mallopt(MMAP, OWN) and libc.mallopt(TRIM, SPARE))
+
+
+def folder_in_memory() -> Path | None:
+    """A folder whose files never reach a disk, where the system has one that we may write to."""
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None

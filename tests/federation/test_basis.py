@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fipa.errors import FipaError
-from fipa.federation.basis import (
-    FINE,
-    GRID,
-    NEWS,
-    ROOT,
-    Basis,
-    Move,
-    follow,
-    mark_of,
-    new_columns,
-    outside,
-)
+from fipa.federation.basis import NEWS, ROOT, Basis, Move, follow, new_columns
+from fipa.federation.exact import FINE, GRID, mark_of, outside
 from fipa.federation.fewbits import entries, pack
 
 P = 300
@@ -473,7 +463,7 @@ def test_products_in_parts_have_the_bits_of_whole_ones(monkeypatch: pytest.Monke
     """In parts of seven rows: one, one and a row, and three with a rest."""
     found = {}
     for part in (7, 10**6):
-        monkeypatch.setattr("fipa.federation.basis.PART", part)
+        monkeypatch.setattr("fipa.parallel.PART", part)
         basis = basis_of(3, parameters=parameters)
         move = basis.turn(spd(3), keep=2)
         wider = basis.widened(list(torch.randn(2, parameters, generator=rng(4))), rng(5))

@@ -19,9 +19,9 @@ from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.sketch import SketchPlan
 from fipa.federation.adaptive import AdaptiveRank
 from fipa.federation.arm import Arm
-from fipa.federation.basis import mark_of
 from fipa.federation.control import StepControl
 from fipa.federation.coordinator import Coordinator, State
+from fipa.federation.exact import mark_of
 from fipa.federation.messages import Answers, Ask, Bend, Gradient, Late, Loss, Order, Reply, Who
 from fipa.federation.participation import Faults, Participation
 from fipa.federation.record import RoundRecord

@@ -119,7 +119,14 @@ def test_much_travels_in_files_and_leaves_none(filed: Executor, monkeypatch: pyt
     assert torch.equal(found[-1][0].theta, expected[-1][0].theta)
     assert len(discarded) > 4
     assert None not in discarded
-    assert list(filed._folder.iterdir()) == []
+    assert not [file for folder in filed._folders for file in folder.iterdir()]
+
+
+@pytest.mark.parametrize(("room", "place"), [(0, 0), (2**62, -1)])
+def test_parcels_lie_in_memory_while_there_is_room(monkeypatch: pytest.MonkeyPatch, room: int, place: int) -> None:
+    monkeypatch.setattr("fipa.federation.executor.ROOM", room)
+    with Executor(FOUR, workers=2) as executor:
+        assert executor._place().parent == executor._folders[place]
 
 
 @pytest.mark.long
@@ -129,7 +136,7 @@ def test_errors_leave_no_files(filed: Executor) -> None:
         with pytest.raises(Diverged):
             rounds(filed, arm)
     assert len(rounds(filed, ARMS["centralised"])) == 2  # which comes after all that the others had begun
-    assert list(filed._folder.iterdir()) == []
+    assert not [file for folder in filed._folders for file in folder.iterdir()]
 
 
 @pytest.mark.long

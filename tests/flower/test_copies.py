@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fipa.federation.basis import Basis, mark_of
+from fipa.federation.basis import Basis
+from fipa.federation.exact import mark_of
 from fipa.flower import copies as module
 from fipa.flower.copies import FOLDER, OLD, Copies, folder
 

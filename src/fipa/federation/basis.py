@@ -14,9 +14,8 @@ combinations travel, in 8 bits per entry; the root is found by every party, in s
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,15 +24,14 @@ from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation import fewbits
+from fipa.federation.exact import FINE, gram_of, joined, mark_of, on_grid, outside, powers, turned
 from fipa.linalg import aligned, eigh
 
-GRID, FINE, ROOT = 2.0**23, 2.0**28, 2.0**26  # steps of 1 in entries of Q, of a turn, and of a root
-SMALL = 2.0**25  # steps of 1 in small matrices: products of two are exact
+ROOT, SMALL = 2.0**26, 2.0**25  # steps of 1 in a root, and in small matrices, whose products are exact
 FINEST = 12  # of the binary exponents of shares
 CLOSE, MOST = 1e-4, 60  # to orthonormal, for one more step of Newton to be the last; and most of them
 NEWS = 1e-3  # share of a direction's length that must lie outside of the basis to widen it
 LEFT = 0.1  # share of a coded column's squared length that must be its own
-PART = 1024  # rows of the basis at a time
 ROOM = 0.25  # share of the columns that makes place for new ones when the basis is full
 
 
@@ -68,12 +66,7 @@ class Move:
     def added(self, columns: Tensor, loose: Tensor) -> Tensor:
         """The basis after it, if columns in few bits per entry have that `outside` of it."""
         assert self.root is not None
-        root, before = aligned(self.root).double() / ROOT, columns.shape[1]
-        after = torch.empty(len(columns), before + root.shape[1], dtype=torch.float32)
-        for rows, wide in _in_parts(loose):
-            after[rows, :before] = columns[rows]
-            after[rows, before:] = _on_grid(wide @ root, GRID)
-        return after
+        return joined(columns, loose, aligned(self.root).double() / ROOT)
 
     @property
     def turns(self) -> bool:
@@ -91,8 +84,8 @@ class Move:
         stay[places.long()] = False
         together = torch.zeros(len(gram), self.tensor.shape[1], dtype=torch.float64)
         together[stay] = torch.eye(self.tensor.shape[1], dtype=torch.float64)
-        together[~stay] = aligned(self.tensor).double() * _powers(-exponents)[:, None]
-        return _orthonormal(together, _on_grid(gram, SMALL))
+        together[~stay] = aligned(self.tensor).double() * powers(-exponents)[:, None]
+        return _orthonormal(together, on_grid(gram, SMALL))
 
     def fits(self, columns: Tensor) -> bool:
         """Whether a basis of that shape can make it."""
@@ -206,7 +199,7 @@ class Basis:
         shares = torch.linalg.solve(away[go].T, -away[stay].T)
         largest = shares.abs().amax(dim=1) if keep else shares.new_ones(len(go))
         exponents = (7 - torch.frexp(largest)[1]).clamp(0, FINEST)
-        codes = (shares * _powers(exponents)[:, None]).round().clamp(-127, 127)
+        codes = (shares * powers(exponents)[:, None]).round().clamp(-127, 127)
         return Move(codes.to(torch.int8), torch.stack([torch.tensor(go, dtype=torch.int32), exponents], dim=1))
 
     def gram(self) -> Tensor:
@@ -248,30 +241,6 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
     return given @ (vectors[:, kept] * squares[kept].rsqrt()).to(given)
 
 
-def gram_of(columns: Tensor) -> Tensor:
-    r"""$Q^\top Q$ in double precision, the same bits on every machine: nothing is rounded."""
-    total = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
-    for _, wide in _in_parts(columns):
-        total += wide.T @ wide
-    return total
-
-
-def turned(columns: Tensor, turn: Tensor) -> Tensor:
-    """A basis times R, back on the grid; the same bits on every machine."""
-    after = torch.empty(len(columns), turn.shape[1], dtype=torch.float32)
-    for rows, wide in _in_parts(columns):
-        after[rows] = _on_grid(wide @ turn, GRID).float()
-    return after
-
-
-def _in_parts(columns: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Some rows at a time in double precision, few enough for a cache; where products are exact, parts are, too."""
-    columns = aligned(columns)
-    for start in range(0, len(columns), PART):
-        rows = slice(start, start + PART)
-        yield rows, columns[rows].double()
-
-
 def _orthonormal(columns: Tensor, gram: Tensor) -> Tensor:
     r"""$B (B^\top G B)^{-1/2}$ by Newton and Schulz, the same bits on every machine; B and G are on the grid.
 
@@ -283,11 +252,11 @@ def _orthonormal(columns: Tensor, gram: Tensor) -> Tensor:
     bound = math.sqrt(float(size.sum(0).max()) * float(size.sum(1).max()))  # of the singular values
     found, one = columns * 0.5 ** math.frexp(bound)[1], torch.eye(columns.shape[1], dtype=torch.float64)
     for _ in range(MOST):
-        squares = _on_grid(found.T @ _on_grid(gram @ found, SMALL), SMALL)
+        squares = on_grid(found.T @ on_grid(gram @ found, SMALL), SMALL)
         better = found @ (1.5 * one - 0.5 * squares)
         if float((squares - one).abs().max()) < CLOSE:
-            return _on_grid(better, FINE)
-        found = _on_grid(better, SMALL)
+            return on_grid(better, FINE)
+        found = on_grid(better, SMALL)
     raise FipaError("columns of the shared basis that stay are not independent")
 
 
@@ -303,40 +272,8 @@ def _leading_rows(vectors: Tensor) -> list[int]:
     return sorted(found)
 
 
-def outside(columns: Tensor, codes: Tensor) -> Tensor:
-    """What codes (whole numbers, p x n) have outside of a basis, each about as long as 1; the same bits everywhere."""
-    squares = torch.zeros(codes.shape[1], dtype=torch.float64)
-    for _, part in _in_parts(codes):
-        squares += part.square().sum(0)
-    scales = _powers(torch.tensor([-(int(n).bit_length() // 2) for n in squares.tolist()]))
-    inside = torch.zeros(columns.shape[1], codes.shape[1], dtype=torch.float64)
-    given = torch.empty(codes.shape, dtype=torch.float64)
-    for rows, wide in _in_parts(columns):
-        inside += wide.T @ (codes[rows] * scales)
-    inside = _on_grid(inside, FINE)
-    for rows, wide in _in_parts(columns):
-        given[rows] = _on_grid(codes[rows] * scales - wide @ inside, GRID)
-    return given
-
-
-def _on_grid(matrix: Tensor, steps: float) -> Tensor:
-    return (matrix * steps).round_().div_(steps).add_(0.0)  # no negative zero: checksums are of bytes
-
-
-def _powers(exponents: Tensor) -> Tensor:
-    """Powers of 2, exactly: torch's own may be off by a bit on some processors."""
-    return torch.tensor([2.0**n for n in exponents.tolist()], dtype=torch.float64)
-
-
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.T) / 2
-
-
-def mark_of(tensor: Tensor) -> str:
-    """A checksum of a basis or a model, the same on every machine."""
-    words = tensor.contiguous().numpy()
-    words = words.astype(words.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(words.data).hexdigest()[:32]
 
 
 def follow(columns: Tensor, moves: Sequence[Move]) -> Tensor:

@@ -25,8 +25,8 @@ from fipa.curvature.sketch import Sketch
 from fipa.errors import FipaError
 from fipa.federation.arm import Arm
 from fipa.federation.arrivals import arrivals, arrived
-from fipa.federation.basis import mark_of
 from fipa.federation.control import Conversation, StepControl, controlled
+from fipa.federation.exact import mark_of
 from fipa.federation.judges import Judges, averaged
 from fipa.federation.messages import MODELS, Answers, Ask, Gradient, Late, Order, Question, Reply, Who
 from fipa.federation.outcome import Outcome

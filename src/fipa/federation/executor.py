@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from types import TracebackType
 from typing import Any
 
@@ -33,10 +33,11 @@ from fipa.federation.parameters import load_theta
 from fipa.federation.parcels import Parcel
 from fipa.federation.problem import Problem
 from fipa.federation.site import Site
-from fipa.machine import keep_memory
+from fipa.machine import folder_in_memory, keep_memory
 from fipa.threads import threads as threads_of_torch
 
 Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
+ROOM = 2 * 2**30  # bytes that must be free in memory for parcels to go there
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
 
 
@@ -84,19 +85,20 @@ class Executor:
         self._workers = workers
         self._threads = threads
         self._entered = ExitStack()
-        self._folder = Path()  # of what is too much for a pipe
+        self._folders: list[Path] = []  # of what is too much for a pipe
         self._sent = itertools.count()
 
     def __enter__(self) -> Self:
         self._entered.enter_context(threads_of_torch(self._threads))
         if self._workers > 1:
-            folder = TemporaryDirectory(prefix="fipa-", ignore_cleanup_errors=True)
-            self._folder = Path(self._entered.enter_context(folder))
+            for place in filter(None, (folder_in_memory(), Path(gettempdir()))):
+                folder = TemporaryDirectory(prefix="fipa-", dir=place, ignore_cleanup_errors=True)
+                self._folders.append(Path(self._entered.enter_context(folder)))
             self._pool = ProcessPoolExecutor(
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
-                initargs=(self._factory, self._threads, self._folder),
+                initargs=(self._factory, self._threads, self._folders),
             )
         return self
 
@@ -160,8 +162,10 @@ class Executor:
         return rows
 
     def _place(self) -> Path:
-        """For a parcel."""
-        return self._folder / str(next(self._sent))
+        """For a parcel: in memory, unless what is left there may not do."""
+        *quick, last = self._folders
+        folder = next((one for one in quick if shutil.disk_usage(one).free > ROOM), last)
+        return folder / str(next(self._sent))
 
 
 def _read(answer: Parcel) -> Any:
@@ -204,21 +208,22 @@ def _site(factory: ProblemFactory, scope: Scope) -> Site:
     return _sites[key]
 
 
-def _start_worker(factory: ProblemFactory, threads: int, folder: Path) -> None:
+def _start_worker(factory: ProblemFactory, threads: int, folders: Sequence[Path]) -> None:
     global _factory
     _factory = factory
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folders,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     torch.set_num_threads(threads)
     keep_memory()
 
 
-def _end_with_parent(folder: Path) -> None:
+def _end_with_parent(folders: Sequence[Path]) -> None:
     """A killed parent can neither end its workers nor remove its files."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
 

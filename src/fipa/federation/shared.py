@@ -23,8 +23,9 @@ from fipa.aggregation.update import ClientUpdate
 from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
 from fipa.errors import Diverged, SketchError
-from fipa.federation.basis import ROOM, Basis, new_columns, turned
+from fipa.federation.basis import ROOM, Basis, new_columns
 from fipa.federation.control import Conversation, StepControl, controlled
+from fipa.federation.exact import turned
 from fipa.federation.judges import Judges
 from fipa.federation.messages import POOL, Curve, Late, Reply
 from fipa.federation.outcome import Outcome

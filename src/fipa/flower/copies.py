@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fipa.federation.basis import mark_of
+from fipa.federation.exact import mark_of
 from fipa.linalg import aligned
 
 FOLDER = "FIPA_CACHE"  # environment variable: where copies are kept

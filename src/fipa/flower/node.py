@@ -17,7 +17,8 @@ from fipa.clients.gradient import FullGradient
 from fipa.curvature.basis import BasisCurvature
 from fipa.curvature.summary import CurvaturePlan, CurvatureSummary, SampledPlan
 from fipa.errors import FipaError
-from fipa.federation.basis import follow, mark_of
+from fipa.federation.basis import follow
+from fipa.federation.exact import mark_of
 from fipa.federation.focus import focus
 from fipa.federation.messages import MODELS, Curve, Order, Reply
 from fipa.federation.problem import Problem

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fipa.errors import FipaError
-from fipa.federation.basis import mark_of
+from fipa.federation.exact import mark_of
 from fipa.federation.messages import Answers, Ask, Curve, Loss, Order, Who
 from fipa.flower.answer import Expected, Limits
 from fipa.flower.codec import Precision, nbytes, pack

@@ -1,0 +1,55 @@
+"""Rows shared out to cores: every row once, and the same shares on any number of cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fipa import parallel
+from fipa.parallel import PART, SHARE, by_rows
+
+
+def listed(parts: Iterator[slice]) -> list[slice]:
+    return list(parts)
+
+
+@given(st.integers(0, 5 * PART * SHARE))
+def test_every_row_once_and_in_order(count: int) -> None:
+    shares = by_rows(count, listed)
+    parts = [part for share in shares for part in share]
+    assert [part.start for part in parts] == list(range(0, count, PART))
+    assert all(part.stop == min(part.start + PART, count) for part in parts)
+    assert len(shares) == max(1, -(-count // (PART * SHARE)))
+
+
+def test_shares_are_the_same_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(parallel, "cores", lambda cores=cores: cores)
+        found.append(by_rows(4 * PART * SHARE + 1, listed))
+    assert found[0] == found[1] == found[2]
+
+
+def test_several_cores_work_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    both = threading.Barrier(2, timeout=60)
+    by_rows(2 * PART * SHARE, lambda parts: both.wait())
+
+
+def test_few_rows_stay_in_this_thread() -> None:
+    assert by_rows(PART * SHARE, lambda parts: threading.current_thread()) == [threading.current_thread()]
+
+
+def test_errors_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+
+    def fails(parts: Iterator[slice]) -> None:
+        if next(parts).start:
+            raise ArithmeticError("of a share")
+
+    with pytest.raises(ArithmeticError, match="of a share"):
+        by_rows(3 * PART * SHARE, fails)
