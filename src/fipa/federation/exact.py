@@ -104,7 +104,7 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
 def mark_of(tensor: Tensor) -> str:
     """A checksum of a basis or a model, the same on every machine: of those of its parts."""
     words = tensor.contiguous().numpy()
-    data = memoryview(words.astype(words.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8))
+    data = words.astype(words.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
 
     def digests(parts: Iterator[slice]) -> bytes:
         return b"".join(hashlib.sha256(data[BLOCK * part.start : BLOCK * part.stop]).digest() for part in parts)
