@@ -60,8 +60,8 @@ def section() -> list[str]:
         f"rounds after {_list(map(str, STARTS))} rounds the paper's rule is {_list(map(told, lead))} points above "
         f"FedAvg, and {_list(map(told, left))} above FedAvg with its learning rate and a tuned step: over this control "
         f"it gains most after a short warm-up. The shared basis is {_list(map(told, ours))} above it (95 % intervals, "
-        f"paired by network and seed). {len(run())} of four cases (CNN-8k and CNN-23k at alpha 0.01 and 0.05) have "
-        "been run; the paper has all networks. The table has the best of the 15 rounds, and gains of their mean."
+        "paired by network and seed). Of the paper's networks we have run the two small ones. The table has the best "
+        "of the 15 rounds, and gains of their mean."
     )
     command = "`fipa run warmup-ablation`, and with `--set problem.model=cnn23k` or another alpha."
     return [words, "\n".join(figure_4()), "![Fig. 4: how long to warm up](results/fig4.png)", command]
