@@ -23,8 +23,8 @@ from typing import Any
 from tables import HERE, interval, read, spread, write
 
 COLUMNS = (
-    "arm", "seed", "rounds", "last", "last_5", "averaged", "best", "best_15", "mean_15", "up_p", "down_p", "trips",
-    "seconds",
+    "arm", "seed", "after", "initial", "rounds", "last", "last_5", "averaged", "best", "best_15", "mean_15", "up_p",
+    "down_p", "trips", "seconds",
 )  # fmt: skip
 PAPER = 15  # rounds of refinement in the paper
 OURS = "FIPA shared basis"
@@ -47,7 +47,8 @@ def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, A
                 for name, way in (("up_p", "up"), ("down_p", "down"))
             }
             found.append(
-                {"arm": arm, "seed": int(seed), "rounds": len(metric), "last": metric[-1],
+                {"arm": arm, "seed": int(seed), "after": run["after"], "initial": run["initial_metric"],
+                 "rounds": len(metric), "last": metric[-1],
                  "last_5": round(statistics.mean(metric[-5:]), 3), "averaged": averaged[-1], "best": max(metric),
                  "best_15": max(metric[:PAPER]), "mean_15": round(statistics.mean(metric[:PAPER]), 3),
                  **{name: round(value, 2) for name, value in shares.items()}, "trips": sum(run["trips"]),

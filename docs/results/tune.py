@@ -19,6 +19,7 @@ from tables import HERE, read, write
 import fipa
 
 SEED = 5
+HALF = {"head-cifar10-fedrcl": {"warmup.rounds": 60}}  # of the rounds of an experiment whose warm-up takes long
 COLUMNS = ("arm", "setting", "score", "seconds")
 Choice = dict[str, Any]  # settings of an arm that go together
 
@@ -107,7 +108,7 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
         rows = [row for row in read(file) if row["arm"] != arm]
         for setting in settings(arm, name):
             with tempfile.TemporaryDirectory() as folder:
-                changes = {f"arms.{arm}.{key}": value for key, value in setting.items()}
+                changes = HALF.get(name, {}) | {f"arms.{arm}.{key}": value for key, value in setting.items()}
                 results = fipa.run(
                     name.removesuffix(DECAY), arms=[arm], seeds=SEED, set=changes, out=f"{folder}/run", quiet=True,
                     warmup=warmup,
