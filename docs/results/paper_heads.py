@@ -119,10 +119,10 @@ def protocol(name: str = "cifar10", alpha: str = "0.3") -> list[str]:
     words = (
         f"*The paper's protocol, smaller*, {SETS[name]} at alpha {alpha}: {one['after']} rounds of FedRCL of a "
         f"residual network of 4 blocks, to {one['initial']:.1f} % (the paper: 1000 rounds of ResNet-18), then "
-        f"{one['rounds']} rounds in which the head alone is trained, sketched, sent and aggregated; one seed. The paper "
-        f"has {fedavg:.2f} for FedAvg and {fipa:.2f} for FIPA. Here the paper's rule is {lead} points from FedAvg, and "
-        f"the shared basis {ours} from {best}, the best first-order rule of heads. The settings of all arms were "
-        f"chosen on seed 5, after half as many rounds of FedRCL (`tuning-head-{name}-fedrcl.csv`)."
+        f"{one['rounds']} rounds in which the head alone is trained, sketched, sent and aggregated; one seed. The "
+        f"paper has {fedavg:.2f} for FedAvg and {fipa:.2f} for FIPA. Here the paper's rule is {lead} points from "
+        f"FedAvg, and the shared basis {ours} from {best}, the best first-order rule of heads. The settings of all "
+        f"arms were chosen on seed 5, after half as many rounds of FedRCL (`tuning-head-{name}-fedrcl.csv`)."
     )
     head = ["arm", "rounds", "score", "best round", "up, p", "down, p"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
