@@ -5,6 +5,7 @@ import platform
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,19 +37,42 @@ def test_freed_memory_is_kept():
 
 def test_other_systems_are_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert machine.keep_memory() is False
-
-
-def test_large_tensors_come_in_huge_pages(monkeypatch):
     monkeypatch.delenv(machine.HUGE_PAGES, raising=False)
-    told = [
-        sys.executable,
-        "-c",
-        "import os; from fipa import machine; machine.keep_memory(); print(os.environ[machine.HUGE_PAGES])",
-    ]
-    assert subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip() == "1"
-    kept = subprocess.run(told, capture_output=True, text=True, check=True, env={**os.environ, machine.HUGE_PAGES: "0"})
-    assert kept.stdout.strip() == "0"  # as the user says
+    assert machine.keep_memory() is False
+    assert machine.HUGE_PAGES not in os.environ
+
+
+HUGE = """
+import sys
+import torch
+from fipa.cli import entry
+from fipa.runner import Run
+
+def look(self, watcher):
+    tensor = torch.zeros(2**24)
+    inside, here = False, tensor.data_ptr() + tensor.nbytes // 2
+    for line in open("/proc/self/smaps"):
+        first = line.split()[0]
+        if "-" in first:
+            low, high = (int(text, 16) for text in first.split("-"))
+            inside = low <= here < high
+        elif inside and first == "VmFlags:":
+            print("hg" in line.split())
+            raise SystemExit(0)
+
+Run.execute = look
+sys.argv = ["fipa", "run", "demo", "--quiet", "--out", sys.argv[1]]
+entry()
+"""
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a system without huge pages")
+def test_large_tensors_of_a_run_come_in_huge_pages(tmp_path):
+    """Torch asks for them if it was told so before its first tensor."""
+    usual = {key: value for key, value in os.environ.items() if key != machine.HUGE_PAGES}
+    for told, expected in ((usual, "True"), ({**usual, machine.HUGE_PAGES: "0"}, "False")):
+        command = [sys.executable, "-c", HUGE, str(tmp_path / expected)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True, env=told).stdout.strip() == expected
 
 
 def test_a_folder_in_memory(monkeypatch, tmp_path):
@@ -56,3 +80,11 @@ def test_a_folder_in_memory(monkeypatch, tmp_path):
     assert machine.folder_in_memory() == tmp_path
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "missing")
     assert machine.folder_in_memory() is None
+
+
+def test_room_in_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "memory", lambda: {"available": 5})
+    assert machine.room_in_memory(tmp_path) == 5
+    assert machine.room_in_memory(tmp_path / "missing") == 0
+    monkeypatch.setattr(machine, "memory", dict)  # a system that does not tell
+    assert machine.room_in_memory(tmp_path) == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fipa import parallel
 from fipa.parallel import PART, SHARE, by_rows
+from fipa.threads import threads
 
 
 def listed(parts: Iterator[slice]) -> list[slice]:
@@ -30,14 +31,23 @@ def test_shares_are_the_same_on_any_number_of_cores(monkeypatch: pytest.MonkeyPa
     found = []
     for cores in (1, 2, 7):
         monkeypatch.setattr(parallel, "cores", lambda cores=cores: cores)
-        found.append(by_rows(4 * PART * SHARE + 1, listed))
+        with threads(1):
+            found.append(by_rows(4 * PART * SHARE + 1, listed))
     assert found[0] == found[1] == found[2]
 
 
 def test_several_cores_work_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 2)
     both = threading.Barrier(2, timeout=60)
-    by_rows(2 * PART * SHARE, lambda parts: both.wait())
+    with threads(1):
+        by_rows(2 * PART * SHARE, lambda parts: both.wait())
+
+
+def test_cores_that_torch_uses_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    with threads(2):
+        found = by_rows(2 * PART * SHARE, lambda parts: threading.current_thread())
+    assert found == 2 * [threading.current_thread()]
 
 
 def test_few_rows_stay_in_this_thread() -> None:
@@ -51,5 +61,5 @@ def test_errors_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
         if next(parts).start:
             raise ArithmeticError("of a share")
 
-    with pytest.raises(ArithmeticError, match="of a share"):
+    with threads(1), pytest.raises(ArithmeticError, match="of a share"):
         by_rows(3 * PART * SHARE, fails)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shutil
 import sys
 from pathlib import Path
 
@@ -47,15 +48,24 @@ def keep_memory() -> bool:
 
     Torch asks for the memory of every activation anew. By default glibc gives blocks of megabytes back to the system
     and gets them again page by page, each filled with zeros: for networks like CNN-207k that takes as long as a part of
-    the training. Larger tensors, like a shared basis, come in huge pages, a third of the time for all of one to be
-    written. Only for processes that are ours: it holds for all that runs in them, and cannot be taken back.
+    the training. Tensors of 2 MiB and more come in huge pages: to write all of one for the first time takes a third of
+    the time. Only for processes that are ours: it holds for all that runs in them, and cannot be taken back.
     """
-    os.environ.setdefault(HUGE_PAGES, "1")  # read when the first tensor is made
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return False
+    os.environ.setdefault(HUGE_PAGES, "1")  # torch reads it when it makes its first tensor
     return bool(libc.mallopt(MMAP, OWN) and libc.mallopt(TRIM, SPARE))
 
 
 def folder_in_memory() -> Path | None:
     """A folder whose files never reach a disk, where the system has one that we may write to."""
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
+
+
+def room_in_memory(folder: Path) -> int:
+    """Bytes that may go into a folder in memory: what is free there, and what the machine can spare."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+    return min(free, memory().get("available", 0))

@@ -460,13 +460,15 @@ def test_through_a_checkpoint(version: int) -> None:
 
 @pytest.mark.parametrize("parameters", [7, 8, 23])
 def test_products_in_parts_have_the_bits_of_whole_ones(monkeypatch: pytest.MonkeyPatch, parameters: int) -> None:
-    """In parts of seven rows: one, one and a row, and three with a rest."""
+    """In parts of seven rows: one, one and a row, and three with a rest; and each of them a share of two threads."""
     found = {}
-    for part in (7, 10**6):
+    monkeypatch.setattr("fipa.parallel.cores", lambda: 2 * torch.get_num_threads())
+    for part, share in ((7, 1), (7, 16), (10**6, 16)):
         monkeypatch.setattr("fipa.parallel.PART", part)
+        monkeypatch.setattr("fipa.parallel.SHARE", share)
         basis = basis_of(3, parameters=parameters)
         move = basis.turn(spd(3), keep=2)
         wider = basis.widened(list(torch.randn(2, parameters, generator=rng(4))), rng(5))
-        found[part] = basis.gram(), basis.moved(move).columns, wider.columns
-    for one, other in zip(*found.values(), strict=True):
-        assert torch.equal(one, other)
+        found[part, share] = basis.gram(), basis.moved(move).columns, wider.columns
+    for one, *others in zip(*found.values(), strict=True):
+        assert all(torch.equal(one, other) for other in others)

@@ -122,11 +122,15 @@ def test_much_travels_in_files_and_leaves_none(filed: Executor, monkeypatch: pyt
     assert not [file for folder in filed._folders for file in folder.iterdir()]
 
 
-@pytest.mark.parametrize(("room", "place"), [(0, 0), (2**62, -1)])
-def test_parcels_lie_in_memory_while_there_is_room(monkeypatch: pytest.MonkeyPatch, room: int, place: int) -> None:
-    monkeypatch.setattr("fipa.federation.executor.ROOM", room)
-    with Executor(FOUR, workers=2) as executor:
-        assert executor._place().parent == executor._folders[place]
+def test_without_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder, count in ((tmp_path, 2), (tmp_path / "missing", 1), (None, 1)):
+        monkeypatch.setattr("fipa.federation.executor.folder_in_memory", lambda folder=folder: folder)
+        with Executor(FOUR, workers=2) as executor:
+            places = executor._places()
+            assert [place.parent for place in places] == executor._folders
+            assert len(places) == count
+            assert (places[0].parent.parent == tmp_path) == (count == 2)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

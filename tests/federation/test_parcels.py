@@ -152,6 +152,25 @@ def test_a_full_disk_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system that does not part with a file in use")
+@pytest.mark.parametrize(("room", "folder"), [(2**40, "memory"), (0, "disk")])
+def test_files_lie_in_memory_while_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: int, folder: str
+) -> None:
+    monkeypatch.setattr(parcels, "room_in_memory", lambda place: room)
+    for name in ("memory", "disk"):
+        (tmp_path / name).mkdir()
+    much = torch.arange(2.0**20)
+    parcel = Parcel.of(much, tmp_path / "memory" / "parcel", tmp_path / "disk" / "parcel")
+    assert parcel.file == tmp_path / folder / "parcel"
+    assert torch.equal(parcel.opened(), much)
+
+
+def test_memory_that_is_full_after_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(parcels, "room_in_memory", lambda place: 2**40)
+    parcel = Parcel.of(torch.ones(2**20), tmp_path / "gone" / "parcel", tmp_path / "parcel")
+    assert parcel.file == tmp_path / "parcel"
+
+
 def test_a_file_that_is_mapped_stays_readable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(parcels, "LARGE", 1)
     parcel = Parcel.of(torch.ones(5000), tmp_path / "parcel")

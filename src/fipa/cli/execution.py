@@ -15,7 +15,6 @@ from fipa.cli import Exit
 from fipa.cli.common import err, out
 from fipa.federation.storage import finite
 from fipa.launch import begin, choose, data_in, refresh, write_report
-from fipa.machine import keep_memory
 from fipa.progress import Log, Progress, TensorBoard, Watchers
 from fipa.report.data import ArmSummary, averaged_name, summary
 from fipa.report.figures import write_figures  # also for a run: better told before it that matplotlib is missing
@@ -39,7 +38,6 @@ def write_again(directories: list[Path], page: Path | None, quiet: bool) -> None
 
 def execute(job: Run, tensorboard: bool, with_report: bool, as_json: bool, quiet: bool) -> None:
     """Run what is left of a run, with progress; write its report; print a table or JSON."""
-    keep_memory()
     watching: list[Watcher] = [TensorBoard(job.directory / "tensorboard")] if tensorboard else []
     if not quiet and not as_json:
         watching.append(Progress(out, job.experiment) if out.is_terminal else Log(out))

@@ -12,6 +12,7 @@ import typer
 
 from fipa.cli.common import Json, Name, Overrides, Quiet, Root, out
 from fipa.errors import FipaError
+from fipa.machine import keep_memory
 from fipa.serve.command import beside
 
 Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="Only this arm (may be repeated).")]
@@ -45,6 +46,7 @@ def run(
 ) -> None:
     """Run every arm on every seed; write results.json, figures and report.html."""
     chosen = None if seeds is None else _seeds(seeds)
+    keep_memory()  # before torch makes its first tensor
     from fipa.cli.execution import begin, choose, data_in, execute
 
     label, experiment = choose(
@@ -66,6 +68,7 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume a run that was stopped; the result is the same as without the stop."""
+    keep_memory()
     from fipa.cli.execution import Run, data_in, execute
 
     with data_in(root):

@@ -17,7 +17,7 @@ from fipa.linalg import aligned
 from fipa.parallel import by_rows
 
 GRID, FINE = 2.0**23, 2.0**28  # steps of 1 in entries of a basis, and of what it is multiplied by
-BLOCK = 1024  # bytes: a row of what has a checksum
+BLOCK = 2**20  # bytes that have a checksum of their own
 
 
 def on_grid(matrix: Tensor, steps: float) -> Tensor:
@@ -31,7 +31,7 @@ def powers(exponents: Tensor) -> Tensor:
 
 
 def gram_of(columns: Tensor) -> Tensor:
-    r"""$Q^\top Q$ in double precision, the same bits on every machine: nothing is rounded."""
+    r"""$Q^\top Q$ in double precision; for columns on the grid nothing is rounded."""
     columns = aligned(columns)
 
     def squares(parts: Iterator[slice]) -> Tensor:
@@ -102,14 +102,14 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
 
 
 def mark_of(tensor: Tensor) -> str:
-    """A checksum of a basis or a model, the same on every machine: of those of its parts."""
+    """A checksum of a basis or a model, the same on every machine: of those of its blocks."""
     words = tensor.contiguous().numpy()
     data = words.astype(words.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
 
     def digests(parts: Iterator[slice]) -> bytes:
-        return b"".join(hashlib.sha256(data[BLOCK * part.start : BLOCK * part.stop]).digest() for part in parts)
+        return b"".join(hashlib.sha256(data[part]).digest() for part in parts)
 
-    return hashlib.sha256(b"".join(by_rows(-(-len(data) // BLOCK), digests))).hexdigest()[:32]
+    return hashlib.sha256(b"".join(by_rows(len(data), digests, BLOCK))).hexdigest()[:32]
 
 
 def _sum(matrices: Sequence[Tensor]) -> Tensor:

@@ -14,13 +14,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +37,6 @@ from fipa.machine import folder_in_memory, keep_memory
 from fipa.threads import threads as threads_of_torch
 
 Rows = Callable[[], tuple[list[Any], float]]  # waits for clients; also tells how many seconds they took
-ROOM = 2 * 2**30  # bytes that must be free in memory for parcels to go there
 ProblemFactory = Callable[[int], Problem]  # from a seed; must be picklable when there are several workers
 
 
@@ -91,9 +90,7 @@ class Executor:
     def __enter__(self) -> Self:
         self._entered.enter_context(threads_of_torch(self._threads))
         if self._workers > 1:
-            for place in filter(None, (folder_in_memory(), Path(gettempdir()))):
-                folder = TemporaryDirectory(prefix="fipa-", dir=place, ignore_cleanup_errors=True)
-                self._folders.append(Path(self._entered.enter_context(folder)))
+            self._folders = [Path(self._entered.enter_context(folder)) for folder in _folders()]
             self._pool = ProcessPoolExecutor(
                 self._workers,
                 mp_context=multiprocessing.get_context("spawn"),
@@ -141,9 +138,9 @@ class Executor:
         if here or self._pool is None:
             return lambda: _timed(self.site(scope), method, groups, what, keep)
         begun = time.perf_counter()
-        parcel = Parcel.of(what, self._place())
+        parcel = Parcel.of(what, *self._places())
         ended = [begun]
-        futures = deque(self._pool.submit(_in_worker, method, scope, group, parcel, self._place()) for group in groups)
+        futures = deque(self._pool.submit(_in_worker, method, scope, group, parcel, self._places()) for group in groups)
         for future in futures:
             future.add_done_callback(lambda _: ended.append(time.perf_counter()))
 
@@ -161,11 +158,18 @@ class Executor:
 
         return rows
 
-    def _place(self) -> Path:
-        """For a parcel: in memory, unless what is left there may not do."""
-        *quick, last = self._folders
-        folder = next((one for one in quick if shutil.disk_usage(one).free > ROOM), last)
-        return folder / str(next(self._sent))
+    def _places(self) -> tuple[Path, ...]:
+        """Where a parcel may lie, the best first."""
+        name = str(next(self._sent))
+        return tuple(folder / name for folder in self._folders)
+
+
+def _folders() -> Iterator[TemporaryDirectory[str]]:
+    """For parcels: in memory if the system allows it, and on a disk."""
+    if (quick := folder_in_memory()) is not None:
+        with suppress(OSError):
+            yield TemporaryDirectory(prefix="fipa-", dir=quick, ignore_cleanup_errors=True)
+    yield TemporaryDirectory(prefix="fipa-", ignore_cleanup_errors=True)
 
 
 def _read(answer: Parcel) -> Any:
@@ -227,10 +231,10 @@ def _end_with_parent(folders: Sequence[Path]) -> None:
         os._exit(1)
 
 
-def _in_worker(name: str, scope: Scope, group: tuple[int, ...], parcel: Parcel, place: Path) -> Parcel:
+def _in_worker(name: str, scope: Scope, group: tuple[int, ...], parcel: Parcel, places: Sequence[Path]) -> Parcel:
     assert _factory is not None
     site = _site(_factory, scope)
-    return Parcel.of(getattr(site, name)(group, *_opened(parcel)), place)
+    return Parcel.of(getattr(site, name)(group, *_opened(parcel)), *places)
 
 
 @lru_cache(1)

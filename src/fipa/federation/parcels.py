@@ -10,6 +10,7 @@ import io
 import mmap
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fipa.machine import room_in_memory
+
 LARGE = 2**20  # bytes that are worth a file
+ROOM = 2 * 2**30  # bytes that must be left in memory for a file to lie there
 _PLACES = 64  # parts of a file begin at multiples of that many bytes, as memory of tensors does
 _PLAIN = (
     torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool,
@@ -41,8 +45,8 @@ class Parcel:
     sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, what: Any, file: Path) -> Parcel:
-        """Pack something; the file is made if that is much."""
+    def of(cls, what: Any, *files: Path) -> Parcel:
+        """Pack something; if that is much, into one of these files: the last is on a disk, others are in memory."""
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(what)
@@ -50,13 +54,23 @@ class Parcel:
         sizes = tuple(part.nbytes for part in parts)
         if sum(sizes) < LARGE:
             return cls(tuple(map(bytes, parts)))
+        *quick, last = files
+        for file in quick:
+            if room_in_memory(file.parent) > sum(sizes) + ROOM:
+                with suppress(OSError):  # others may have been faster
+                    return cls._written(parts, sizes, file)
+        return cls._written(parts, sizes, last)
+
+    @classmethod
+    def _written(cls, parts: Sequence[memoryview], sizes: tuple[int, ...], file: Path) -> Parcel:
         try:
             with file.open("wb") as into:
                 for part in parts:
                     into.write(part)
                     into.write(bytes(-part.nbytes % _PLACES))
         except OSError:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
             raise
         return cls(file=file, sizes=sizes)
 

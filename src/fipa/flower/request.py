@@ -20,7 +20,7 @@ from fipa.federation.messages import Bend, Curve, Gradient, Loss, Order, Remaind
 from fipa.flower.codec import PayloadError, Precision, pack, tensors_in, unpack
 from fipa.layout import Layout
 
-VERSION = 4
+VERSION = 5
 KEY = "fipa"  # of the header, in messages and replies
 TENSORS, SHARED, FRAME, MOVES = "tensors", "shared", "frame", "moves"
 WHO = "fipa_who"  # action of the query that asks who a node is
