@@ -90,8 +90,8 @@ def section() -> list[str]:
     cells = [cell(name, alpha) for name, alpha in run()]
     words = (
         "Not the paper's protocol, which two processors cannot bear (1000 rounds of FedRCL on ResNet-18"
-        f"{'; below is a smaller one' if protocol() else ''}), but how it is done today: the head of a frozen, public backbone, from zero, 60 rounds, 5 of 100 "
-        "clients. So the paper's accuracies are those of other networks; what can be compared is who is ahead. Ours "
+        f"{'; below is a smaller one' if protocol() else ''}), but how it is done today: the head of a frozen, public "
+        "backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's accuracies are those of other networks; what can be compared is who is ahead. Ours "
         "are the better of the last five rounds and of the mean of the last ten heads; the settings of every arm on "
         "CIFAR-10 were chosen on seed 5 at alpha 0.05, on the other sets those of FedAvg, SCAFFOLD, FedVARP, Fed3R "
         "and, on CIFAR-100, the paper's rule. Of Tiny-ImageNet we have a fifth of the training images. *Ceiling* is "
@@ -115,12 +115,12 @@ def protocol(name: str = "cifar10", alpha: str = "0.3") -> list[str]:
     if not arms:
         return []
     best, (fedavg, fipa) = best_first_order(arms), PUBLISHED[name][ALPHAS.index(alpha)]
-    one = next(iter(arms["FedAvg"].values()))
+    one, seeds = next(iter(arms["FedAvg"].values())), SEEDS[len(arms[OURS])]
     lead, ours = (told(above(arms, rule, other)) for rule, other in ((PAPERS, "FedAvg"), (OURS, best)))
     words = (
         f"*The paper's protocol, smaller*, {SETS[name]} at alpha {alpha}: {one['after']} rounds of FedRCL of a "
         f"residual network of 4 blocks, to {one['initial']:.1f} % (the paper: 1000 rounds of ResNet-18), then "
-        f"{one['rounds']} rounds in which the head alone is trained, sketched, sent and aggregated; {SEEDS[len(arms[OURS])]}. The "
+        f"{one['rounds']} rounds in which the head alone is trained, sketched, sent and aggregated; {seeds}. The "
         f"paper has {fedavg:.2f} for FedAvg and {fipa:.2f} for FIPA. Here the paper's rule is {lead} points from "
         f"FedAvg, and the shared basis {ours} from {best}, the best first-order rule of heads. Settings of "
         f"the arms in `tuning-head-{name}-fedrcl.csv` were chosen on seed 5, after half as many rounds of FedRCL."
