@@ -91,12 +91,12 @@ def section() -> list[str]:
     words = (
         "Not the paper's protocol, which two processors cannot bear (1000 rounds of FedRCL on ResNet-18"
         f"{'; below is a smaller one' if protocol() else ''}), but how it is done today: the head of a frozen, public "
-        "backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's accuracies are those of other networks; what can be compared is who is ahead. Ours "
-        "are the better of the last five rounds and of the mean of the last ten heads; the settings of every arm on "
-        "CIFAR-10 were chosen on seed 5 at alpha 0.05, on the other sets those of FedAvg, SCAFFOLD, FedVARP, Fed3R "
-        "and, on CIFAR-100, the paper's rule. Of Tiny-ImageNet we have a fifth of the training images. *Ceiling* is "
-        "the best of 100 rounds of L-BFGS (30 on Tiny-ImageNet) on all data in one place; in the end it has learned "
-        "the images by heart "
+        "backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's accuracies are those of other networks; "
+        "what can be compared is who is ahead. Ours are the better of the last five rounds and of the mean of the "
+        "last ten heads; the settings of every arm on CIFAR-10 were chosen on seed 5 at alpha 0.05, on the other sets "
+        "those of FedAvg, SCAFFOLD, FedVARP, Fed3R and, on CIFAR-100, the paper's rule. Of Tiny-ImageNet we have a "
+        "fifth of the training images. *Ceiling* is the best of 100 rounds of L-BFGS (30 on Tiny-ImageNet) on all "
+        "data in one place; in the end it has learned the images by heart "
         f"({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
     )
     command = (
