@@ -116,14 +116,15 @@ def protocol(name: str = "cifar10", alpha: str = "0.3") -> list[str]:
         return []
     best, (fedavg, fipa) = best_first_order(arms), PUBLISHED[name][ALPHAS.index(alpha)]
     one, seeds = next(iter(arms["FedAvg"].values())), SEEDS[len(arms[OURS])]
+    ahead = sum(mean(map(score, arms[arm].values())) > mean(map(score, arms[PAPERS].values())) for arm in FIRST_ORDER)
     lead, ours = (told(above(arms, rule, other)) for rule, other in ((PAPERS, "FedAvg"), (OURS, best)))
     words = (
         f"*The paper's protocol, smaller*, {SETS[name]} at alpha {alpha}: {one['after']} rounds of FedRCL of a "
         f"residual network of 4 blocks, to {one['initial']:.1f} % (the paper: 1000 rounds of ResNet-18), then "
         f"{one['rounds']} rounds in which the head alone is trained, sketched, sent and aggregated; {seeds}. The "
         f"paper has {fedavg:.2f} for FedAvg and {fipa:.2f} for FIPA. Here the paper's rule is {lead} points from "
-        f"FedAvg, and the shared basis {ours} from {best}, the best first-order rule of heads. Settings of "
-        f"the arms in `tuning-head-{name}-fedrcl.csv` were chosen on seed 5, after half as many rounds of FedRCL."
+        f"FedAvg, with {ahead} of the first-order rules above it, and the shared basis {ours} from {best}, the best of "
+        f"these. Settings of the arms in `tuning-head-{name}-fedrcl.csv` were chosen on seed 5, after half as many rounds of FedRCL."
     )
     head = ["arm", "rounds", "score", "best round", "up, p", "down, p"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

@@ -61,6 +61,7 @@ TRAINED_HERE = HEADS | {
     "SCAFFOLD": [FASTER],
     "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
     "Fed3R": [each("rule.ridge", 0.1, 1.0, 10.0, 100.0)],
+    "FIPA (paper)": [each("rule.damping", 0.0001, 0.001, 0.01), each("rule.step", 0.25, 0.5)],
 }
 # the same number of local steps in all
 STEPS: list[Choice] = [{"local.steps": 10, "rounds": 80}, {"local.steps": 50, "rounds": 16}]
