@@ -161,7 +161,7 @@ def fitting() -> list[Claim]:
             several("fit-mixture2d", "FedAvg"), "fipa run fit-mixture2d", HOLDS,
             f"By {fewer('fit-mixture2d', low, 'FedAvg')} times between the medians with the paper's rule, which is no "
             f"fit yet, and by {fewer('fit-mixture2d', control, 'FedAvg')} times with step control.",
-            lambda: above("fit-mixture2d", low, "FedAvg", 5),
+            lambda: above("fit-mixture2d", low, "FedAvg", 4),
         ),
     ]  # fmt: skip
 

@@ -124,7 +124,8 @@ def protocol(name: str = "cifar10", alpha: str = "0.3") -> list[str]:
         f"{one['rounds']} rounds in which the head alone is trained, sketched, sent and aggregated; {seeds}. The "
         f"paper has {fedavg:.2f} for FedAvg and {fipa:.2f} for FIPA. Here the paper's rule is {lead} points from "
         f"FedAvg, with {ahead} of the first-order rules above it, and the shared basis {ours} from {best}, the best of "
-        f"these. Settings of the arms in `tuning-head-{name}-fedrcl.csv` were chosen on seed 5, after half as many rounds of FedRCL."
+        f"these. Settings of the arms in `tuning-head-{name}-fedrcl.csv` were chosen on seed 5, after half as many "
+        "rounds of FedRCL."
     )
     head = ["arm", "rounds", "score", "best round", "up, p", "down, p"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

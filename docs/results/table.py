@@ -27,12 +27,10 @@ def main(directories: list[str]) -> None:
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for directory in directories:
         results = json.loads((Path(directory) / "results.json").read_text())
-        arms: dict[str, dict[str, Curves]] = results["arms"]
+        arms = {name: done for name, seeds in results["arms"].items() if (done := finished(seeds))}
         controls = [seeds for name, seeds in arms.items() if name.startswith("FedAvg")]
         for place, (name, seeds) in enumerate(arms.items()):
             last = [curves["metric"][-1] for curves in seeds.values()]
-            if None in last:
-                raise SystemExit(f"{directory}: {name} diverged, and has no last error")
             cells = [f"`{results['experiment']}`" if place == 0 else "", name]
             cells += [str(max(len(curves["metric"]) for curves in seeds.values())), spread(last)]
             cells.append(f"{median(sum(curves['seconds']) for curves in seeds.values()):.0f}")
@@ -48,10 +46,18 @@ def main(directories: list[str]) -> None:
 
 def keep(directory: str) -> None:
     """The rows of a run's summary, in place of those of the same arms and seeds."""
-    rows = read(Path(directory) / "summary.csv")
+    rows = [row for row in read(Path(directory) / "summary.csv") if row["status"] == "finished"]
     file = HERE / f"{json.loads((Path(directory) / 'results.json').read_text())['experiment']}.csv"
     kept = {(row["arm"], row["seed"]): row for row in [*read(file), *rows]}
     write(file, list(dict.fromkeys(column for row in kept.values() for column in row)), kept.values())
+
+
+def finished(seeds: dict[str, Curves]) -> dict[str, Curves]:
+    """Those that have come to their end; an error for one that diverged."""
+    lost = [seed for seed, curves in seeds.items() if curves["status"] == "diverged"]
+    if lost:
+        raise SystemExit(f"seed {lost[0]} diverged, and has no last error")
+    return {seed: curves for seed, curves in seeds.items() if curves["status"] == "finished"}
 
 
 def spread(values: list[float]) -> str:
