@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "small things",
         (
             *("errors", "layout", "linalg", "randomness", "coding", "threads", "compiler", "models", "privacy"),
-            *("folders", "machine", "shipped", "spill"),
+            *("folders", "machine", "parallel", "shipped", "spill"),
         ),
     ),
 )
