@@ -157,7 +157,7 @@ def fitting() -> list[Claim]:
         ),
         Claim(
             "Fig. 2D to F, six Gaussians, nine clients", "FIPA is ahead of FedAvg in two dimensions, too.", "",
-            several("fit-mixture2d", *(arm for arm in MIXTURE if arm in arms("fit-mixture2d"))),
+            several("fit-mixture2d", *MIXTURE),
             several("fit-mixture2d", tuned, "FedAvg"), "fipa run fit-mixture2d --seeds 0-4", HOLDS,
             f"By {fewer('fit-mixture2d', low, tuned)} times between the medians with the paper's rule, which is no fit "
             f"yet, and by {fewer('fit-mixture2d', control, tuned)} times with step control.",

@@ -48,8 +48,9 @@ def keep_memory() -> bool:
 
     Torch asks for the memory of every activation anew. By default glibc gives blocks of megabytes back to the system
     and gets them again page by page, each filled with zeros: for networks like CNN-207k that takes as long as a part of
-    the training. Tensors of 2 MiB and more come in huge pages: to write all of one for the first time takes a third of
-    the time. Only for processes that are ours: it holds for all that runs in them, and cannot be taken back.
+    the training. Tensors of 2 MiB and more come in huge pages, so that a shared basis is not filled with zeros in
+    thousands of small ones. Only for processes that are ours: it holds for all that runs in them, and cannot be taken
+    back.
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return False
