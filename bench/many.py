@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from fipa.federation.stage import Stage
 from fipa.problems.vision import split
 
 FEW, MANY, CHOSEN, SAMPLES, SIDE = 100, 10_000, 10, 20, 8
-ROUNDS = 45
+ROUNDS, WARM = 65, 5
 RULES: dict[str, tuple[Rule, CurvaturePlan | None]] = {
     "FedAvg": (FedAvg(), None),
     "FIPA": (CompletedFIPA(damping=0.5), SketchPlan(rank=5, max_examples=10, sampled_labels=1)),
@@ -36,16 +37,20 @@ RULES: dict[str, tuple[Rule, CurvaturePlan | None]] = {
 
 
 def many() -> Iterator[Record]:
-    """Each size in a process of its own, so that neither has the other's memory."""
+    """Each size in a process of its own, so that neither has the other's memory; their rounds take turns."""
     for name in RULES:
-        few, some = (_apart(name, clients) for clients in (FEW, MANY))
-        what = f"{CHOSEN} of {MANY:,} clients against {CHOSEN} of {FEW}, {name}"
-        detail = {"seconds": some["round"], "few_seconds": few["round"], "setting_up_seconds": some["start"]}
-        yield Record(f"many: a round with {what}", some["round"] / few["round"], 1.1, "x the CPU time", detail, True)
+        with get_context("spawn").Pool(1) as few, get_context("spawn").Pool(1) as some:
+            setting_up = [pool.apply(begin, (name, size)) for pool, size in ((few, FEW), (some, MANY))][1]
+            taken = [(few.apply(resume), some.apply(resume)) for _ in range(ROUNDS)][WARM:]
+            sizes = {FEW: few.apply(resume), MANY: some.apply(resume)}
+        seconds, few_seconds = median(b for _, b in taken), median(a for a, _ in taken)
+        detail: dict[str, Any] = {"seconds": seconds, "few_seconds": few_seconds, "setting_up_seconds": setting_up}
+        what, ratio = f"{CHOSEN} of {MANY:,} clients against {CHOSEN} of {FEW}", median(b / a for a, b in taken)
+        yield Record(f"many: a round with {what}, {name}", ratio, 1.1, "x the CPU time", detail, True)
         data = (MANY - FEW) * SAMPLES * (SIDE**2 + 8)  # pixels and labels
-        each = (some["bytes"] - few["bytes"] - data) / (MANY - FEW)
-        sizes = {"process_bytes": {FEW: few["bytes"], MANY: some["bytes"]}, "data_bytes": data}
-        yield Record(f"many: memory of a client that is not asked, {name}", each / 1024, None, "KiB", sizes)
+        each = (sizes[MANY] - sizes[FEW] - data) / (MANY - FEW) / 1024
+        detail = {"process_bytes": sizes, "data_bytes": data}
+        yield Record(f"many: memory of a client that is not asked, {name}", each, None, "KiB", detail)
 
 
 def problem(seed: int, clients: int) -> Problem:
@@ -60,13 +65,9 @@ def problem(seed: int, clients: int) -> Problem:
     return split(data, seed, model="cnn8k", clients=clients, partition=IID())
 
 
-def _apart(name: str, clients: int) -> dict[str, Any]:
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (name, clients))
-
-
-def measure(name: str, clients: int) -> dict[str, Any]:
-    """Seconds of CPU to set up and of a round, its lower quartile, and bytes at the peak."""
+def measured(name: str, clients: int) -> Iterator[float]:
+    """Seconds of CPU to set up, those of each round, and bytes at the peak."""
+    torch.set_num_threads(1)
     rule, plan = RULES[name]
     stage = Stage(rule, SGD(lr=0.1, epochs=5, batch=10), ROUNDS, plan, evaluate_every=ROUNDS)
     arm = Arm(name, (stage,), Participation("uniform", CHOSEN), average=0)
@@ -74,10 +75,23 @@ def measure(name: str, clients: int) -> dict[str, Any]:
         begun = time.process_time()
         federation = Federation(arm, 0, executor)
         state = federation.start()
-        start = time.process_time() - begun
-        seconds = []
+        yield time.process_time() - begun
         for _ in range(ROUNDS):
             begun = time.process_time()
             state, _ = federation.round(state)
-            seconds.append(time.process_time() - begun)
-    return {"start": start, "round": sorted(seconds[5:])[len(seconds[5:]) // 4], "bytes": memory.bytes}
+            yield time.process_time() - begun
+    yield memory.bytes
+
+
+_here: list[Iterator[float]] = []  # what this process measures
+
+
+def begin(name: str, clients: int) -> float:
+    """The first thing that is measured in this process."""
+    _here.append(measured(name, clients))
+    return resume()
+
+
+def resume() -> float:
+    """The next one."""
+    return next(_here[0])

@@ -133,10 +133,12 @@ def test_passing_through_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fipa.spill.release", lambda *tensors: left.extend(id(t) for t in tensors))
     sketches = [update(k).sketch for k in range(3)]
     passing = Passing(sketches)
-    for i, sketch in enumerate(passing):
-        assert left == [id(t) for s in sketches[:i] for t in s.tensors().values()]
-        assert sketch is sketches[i]
-    assert len(left) == 6
+    for way, expected in (passing, sketches), (reversed(passing), sketches[::-1]):
+        left.clear()
+        for i, sketch in enumerate(way):
+            assert left == [id(t) for s in expected[:i] for t in s.tensors().values()]
+            assert sketch is expected[i]
+        assert len(left) == 6
     assert (len(passing), passing[1], list(passing[1:])) == (3, sketches[1], sketches[1:])
 
 

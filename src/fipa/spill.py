@@ -121,6 +121,12 @@ class Passing(tuple[T, ...]):
             yield thing
             release(*_tensors(thing))
 
+    def __reversed__(self) -> Iterator[T]:
+        """The same from the last to the first: every other time, it finds what the system still has of the files."""
+        for thing in self[::-1]:
+            yield thing
+            release(*_tensors(thing))
+
 
 def _tensors(thing: Any) -> Sequence[Tensor]:
     if isinstance(thing, Tensor):

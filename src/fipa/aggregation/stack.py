@@ -39,6 +39,7 @@ class Stack:
         self.scales = [(w * s.eigenvalues.double()).sqrt() for w, s in zip(weights, sketches, strict=True)]
         self.ranks = [s.rank for s in sketches]
         self.nbytes = sum(U.nbytes for U in self.vectors)
+        self._backwards = False  # the last pass of `applied`
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -75,10 +76,15 @@ class Stack:
         return own, total
 
     def applied(self, block: Tensor, dtype: torch.dtype) -> Tensor:
-        r"""$\hat H V$ for V (p x s), in one pass: products in the given dtype, sums of many in float64."""
+        r"""$\hat H V$ for V (p x s), in one pass: products in the given dtype, sums of many in float64.
+
+        Every other pass is backwards: what was read last from files that are larger than memory is still there.
+        """
         total, block = torch.zeros_like(block), block.to(dtype)
         some = torch.zeros_like(block)
-        for i, (U, scale) in enumerate(zip(self.vectors, self.scales, strict=True), 1):
+        self._backwards = not self._backwards
+        order = reversed if self._backwards else iter
+        for i, (U, scale) in enumerate(zip(order(self.vectors), order(self.scales), strict=True), 1):
             U = U.to(dtype)
             some.addmm_(U, (scale.square()[:, None] * (U.T @ block).double()).to(dtype))
             if i % _MANY == 0:
