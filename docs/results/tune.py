@@ -55,6 +55,10 @@ DECAYED = {
     "FedVARP": [each("local.lr", 0.3), each("rule.step", 0.5), each("local.weight_decay", *DECAYS)],
     "FIPA shared basis": [each("rule.weight_decay", *DECAYS)],
 }
+WIDER: list[Choice] = [
+    *({"rule.columns": 200, "rule.weight_decay": decay} for decay in (1e-3, 1e-2, 3e-2)),
+    *({"rule.columns": 300, "rule.weight_decay": decay} for decay in (0.0, 1e-2)),
+]
 # after FedRCL: features are not standardised, and there are 64 of them
 TRAINED_HERE = HEADS | {
     "FedAvg": [FASTER],
@@ -70,6 +74,7 @@ EQUATIONS = {"FedAvg": [each("local.lr", 3e-4, 1e-3, 3e-3), STEPS]}
 GRIDS = {
     "head-cifar10": HEADS,
     "head-cifar100": MANY_CLASSES,
+    f"head-cifar100{DECAY}": {"FIPA shared basis": [WIDER]},
     "head-tiny-imagenet": MANY_CLASSES,
     f"head-tiny-imagenet{DECAY}": DECAYED,
     "head-cifar10-fedrcl": TRAINED_HERE,
