@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fipa import parallel
-from fipa.parallel import PART, SHARE, by_rows
+from fipa.parallel import PART, SHARE, by_rows, inside, spanned
 from fipa.threads import threads
 
 
@@ -63,3 +64,26 @@ def test_errors_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with threads(1), pytest.raises(ArithmeticError, match="of a share"):
         by_rows(3 * PART * SHARE, fails)
+
+
+@given(st.integers(1, 3 * PART), st.integers(0, 4), st.sampled_from([(), (1,), (3,)]))
+def test_products_with_the_columns_of_a_basis(rows: int, width: int, several: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    columns = torch.randn(rows, width, generator=generator)
+    vectors = torch.randn(*several, rows, generator=generator)
+    within = inside(columns, vectors)
+    torch.testing.assert_close(within.double(), vectors.double() @ columns.double(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(spanned(columns, within), within @ columns.T)
+
+
+def test_products_are_shared_out_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = torch.randn(2 * PART * SHARE + 5, 3, dtype=torch.float64)
+    vector = torch.randn(len(columns), dtype=torch.float64)
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr(parallel, "cores", lambda cores=cores: cores)
+        with threads(1):
+            found.append((inside(columns, vector), spanned(columns, inside(columns, vector))))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    torch.testing.assert_close(found[0][1], columns @ (columns.T @ vector))

@@ -22,6 +22,7 @@ from fipa.curvature.basis import BasisCurvature, BasisPlan
 from fipa.curvature.summary import CurvatureSummary
 from fipa.errors import FipaError, UpdateError
 from fipa.linalg import eigh
+from fipa.parallel import inside, spanned
 
 PARTS = 4  # that gradients are told in where all clients take part
 
@@ -145,15 +146,16 @@ class SharedFIPA:
                 raise UpdateError(f"{client} sent a curvature in another basis: send all clients of a round the same")
         values, vectors = cohort.remember(_spectrum)
         mean, damping = cohort.mean_delta, self.damping or 0.0
+        within = inside(basis, mean)
         if trained == {True}:
             moment = sum(w * one.moment.double() for w, one in zip(cohort.weights, summaries, strict=True))
-            inside = moment + damping * (basis.T @ mean).double()
+            pulled = moment + damping * within.double()
         else:
-            inside = (basis.T @ mean).double()
-        solved, shift = _within(values, vectors.T @ inside, damping, self.radius)
-        d = basis @ (vectors @ solved).to(basis)
+            pulled = within.double()
+        solved, shift = _within(values, vectors.T @ pulled, damping, self.radius)
+        d = spanned(basis, (vectors @ solved).to(basis))
         if trained == {True}:
-            d = d + (mean - basis @ (basis.T @ mean))
+            d = d + (mean - spanned(basis, within))
         kept = values.clamp(min=0)
         effective = float((kept / (kept + shift)).sum()) if shift else float((kept > 0).sum())
         condition = float((kept[0] + shift) / (kept[-1] + shift)) if len(kept) and kept[-1] + shift > 0 else math.inf

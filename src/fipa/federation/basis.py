@@ -26,6 +26,7 @@ from fipa.errors import FipaError
 from fipa.federation import fewbits
 from fipa.federation.exact import FINE, gram_of, joined, mark_of, on_grid, outside, powers, turned
 from fipa.linalg import aligned, eigh
+from fipa.parallel import inside, spanned
 
 ROOT, SMALL = 2.0**26, 2.0**25  # steps of 1 in a root, and in small matrices, whose products are exact
 FINEST = 12  # of the binary exponents of shares
@@ -231,7 +232,7 @@ def new_columns(columns: Tensor, directions: Sequence[Tensor], most: int | None 
     given = torch.stack([direction.to(columns) for direction in directions])
     lengths = torch.linalg.vector_norm(given, dim=1)
     given = given[lengths > 0] / lengths[lengths > 0, None]
-    given = given - (columns @ (given @ columns).T).T
+    given = given - spanned(columns, inside(columns, given))
     given = given[torch.linalg.vector_norm(given, dim=1) > NEWS].T
     if given.shape[1] == 0:
         return given

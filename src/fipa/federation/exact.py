@@ -85,12 +85,12 @@ def outside(columns: Tensor, codes: Tensor) -> Tensor:
     scales = powers(torch.tensor([-(int(n).bit_length() // 2) for n in lengths.tolist()]))
 
     def products(parts: Iterator[slice]) -> Tensor:
-        total = torch.zeros(columns.shape[1], codes.shape[1], dtype=torch.float64)
+        total = torch.zeros(codes.shape[1], columns.shape[1], dtype=torch.float64)
         for rows in parts:
-            total += columns[rows].double().T @ (codes[rows] * scales)
+            total += (codes[rows] * scales).T @ columns[rows].double()  # faster in BLAS than the other way round
         return total
 
-    inside = on_grid(_sum(by_rows(len(codes), products)), FINE)
+    inside = on_grid(_sum(by_rows(len(codes), products)).T, FINE)
     given = torch.empty(codes.shape, dtype=torch.float64)
 
     def subtract(parts: Iterator[slice]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation.basis import Basis
+from fipa.parallel import inside, spanned
 
 UNTOLD = -1  # the round of a client whose curvature nobody knows
 AT_ONCE = 16  # clients whose losses are predicted together
@@ -255,8 +256,8 @@ class Quadratics:
             bent.add_(share * (matrix.to(move) @ move))
         update, columns = self.mean_update(weights), basis.columns.to(bent)
         if not trained:
-            return update - columns @ bent, bent.new_zeros(0)
-        return update - columns @ (w @ self.moves), w @ self.moments - bent
+            return update - spanned(columns, bent), bent.new_zeros(0)
+        return update - spanned(columns, w @ self.moves), w @ self.moments - bent
 
     def mean_update(self, weights: Tensor) -> Tensor:
         """The weighted mean (p) of the updates as they were told."""
@@ -287,7 +288,7 @@ class Quadratics:
             rows = slice(start, start + AT_ONCE)
             moves, updates = self.moves[rows], torch.stack(self.updates[rows])
             bent = torch.einsum("mij,mj->mi", self.matrices[rows].to(moves), moves)
-            found.append(self.losses[rows] + ((bent / 2 - updates.to(moves) @ columns) * moves).sum(1))
+            found.append(self.losses[rows] + ((bent / 2 - inside(columns, updates.to(moves))) * moves).sum(1))
         return torch.cat(found) if found else self.losses
 
     def tensors(self) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from fipa.federation.quadratics import UNTOLD, News, Quadratics
 from fipa.federation.trust import TrustRegion
 from fipa.layout import Layout
 from fipa.linalg import aligned
+from fipa.parallel import inside
 
 if TYPE_CHECKING:
     from fipa.federation.coordinator import _Round
@@ -134,7 +135,7 @@ class SharedStep:
             self.round.say(None, "nobody has told its curvature yet: the model stays as it is")
         step = torch.zeros(len(self.memory.basis), dtype=self.theta.dtype)
         if outcome.result is not None:
-            step = self.memory.basis.columns.to(self.theta).T @ (outcome.result.theta - self.theta)
+            step = inside(self.memory.basis.columns.to(self.theta), outcome.result.theta - self.theta)
         full = (
             outcome.result is not None and outcome.radius is not None and (float(step.norm()) > 0.99 * outcome.radius)
         )
@@ -336,8 +337,8 @@ class SharedStep:
         """The fall of the loss that the quadratics predict."""
         sketch = pooled.sketch
         assert isinstance(sketch, BasisCurvature)
-        inside = sketch.basis.T @ step
-        return max(float(_flat(pooled) @ step - inside @ sketch.matrix @ inside / 2), torch.finfo(torch.float64).tiny)
+        within = inside(sketch.basis, step)
+        return max(float(_flat(pooled) @ step - within @ sketch.matrix @ within / 2), torch.finfo(torch.float64).tiny)
 
     def _generator(self, directions: Sequence[Tensor]) -> torch.Generator:
         """Random numbers of the rotation that hides single directions: the seed is a digest that no client has."""
