@@ -1,4 +1,4 @@
-"""Work on the many rows of a matrix, shared out to the cores that torch leaves alone.
+"""Work on large matrices, most of it by rows, shared out to the cores that torch leaves alone.
 
 That is for a server with one thread while its worker processes wait for it. Where torch itself has all cores, as in an
 app of Flower, its operations use them.
@@ -6,7 +6,7 @@ app of Flower, its operations use them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fipa.machine import cores
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 PART = 1024  # rows at a time, few enough for a cache
 SHARE = 16  # parts that are worth a thread
@@ -28,12 +29,17 @@ def by_rows(count: int, work: Callable[[Iterator[slice]], Result], part: int | N
     size = part or PART
     parts = -(-count // size)
     shares = [_parts(first, min(first + SHARE, parts), size, count) for first in range(0, max(parts, 1), SHARE)]
-    threads = min(max(1, cores() // torch.get_num_threads()), len(shares))
-    if threads == 1:
-        return [work(share) for share in shares]
+    return at_once(work, shares)
+
+
+def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What `work` makes of each item, in order."""
+    threads = min(max(1, cores() // torch.get_num_threads()), len(items))
+    if threads <= 1:
+        return [work(item) for item in items]
     # a new thread asks torch how many it may use itself, or its first products would take all cores
     with ThreadPoolExecutor(threads, "fipa-rows", torch.get_num_threads) as pool:
-        return list(pool.map(work, shares))
+        return list(pool.map(work, items))
 
 
 def inside(columns: Tensor, vectors: Tensor) -> Tensor:

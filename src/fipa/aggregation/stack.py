@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, combinations_with_replacement, pairwise
 
 import torch
 from torch import Tensor
 
 from fipa.curvature.sketch import Sketch
 from fipa.linalg import eigh
+from fipa.parallel import at_once
 from fipa.spill import Passing, release
 
 _BLOCK_ROWS = 16384
@@ -126,13 +128,7 @@ class Stack:
         for blocks in self._row_blocks():
             blocks = [block.to(dtype) for block in blocks]
             blocks = _panels(blocks) if len(blocks) > _MANY else blocks
-            a = 0
-            for i, left in enumerate(blocks):
-                b = a
-                for right in blocks[i:]:
-                    gram[a : a + left.shape[1], b : b + right.shape[1]] += left.T @ right
-                    b += right.shape[1]
-                a += left.shape[1]
+            _add_products(gram, blocks)
         gram = gram.triu()
         gram = gram + gram.triu(1).T
         scale = torch.cat(self.scales)
@@ -151,6 +147,18 @@ class Stack:
         for i in range(0, p, _BLOCK_ROWS):
             yield [U[i : i + _BLOCK_ROWS] for U in self.vectors]
             release(*self.vectors)
+
+
+def _add_products(gram: Tensor, blocks: Sequence[Tensor]) -> None:
+    """Add the products of all columns of some rows, to the upper blocks only."""
+    ends = list(accumulate((block.shape[1] for block in blocks), initial=0))
+    places = [slice(*both) for both in pairwise(ends)]
+
+    def add(pair: tuple[int, int]) -> None:
+        a, b = pair
+        gram[places[a], places[b]] += blocks[a].T @ blocks[b]
+
+    at_once(add, list(combinations_with_replacement(range(len(blocks)), 2)))
 
 
 def _panels(blocks: Sequence[Tensor]) -> list[Tensor]:
