@@ -77,7 +77,13 @@ def shown(name: str, arm: str) -> str:
     rows = arms(name)[arm]
     values = [row["last"] for row in rows]
     spread = f" [{min(values):.1e}, {max(values):.1e}], {len(values)} seeds" if len(values) > 1 else ", one seed"
-    return f"{arm} {median(values):.1e}{spread}, {rows[0]['rounds']} rounds"
+    return f"{arm} {median(values):.1e}{spread}, {rounds(name, arm)}"
+
+
+def rounds(name: str, arm: str) -> str:
+    """How many it had."""
+    count = arms(name)[arm][0]["rounds"]
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def several(name: str, *chosen: str) -> str:
@@ -207,11 +213,11 @@ def published(name: str, controls: list[str]) -> str:
 
     def beside(other: str) -> str:
         ratio = median(errors(name, other)) / median(errors(name, PAPERS))
-        return f"{_times(ratio)} that of {other} ({arms(name)[other][0]['rounds']} rounds)"
+        return f"{_times(ratio)} that of {other} ({rounds(name, other)})"
 
     best = min(controls, key=lambda arm: median(errors(name, arm)))
     return (
-        f"With the published settings the rule's median after {arms(name)[PAPERS][0]['rounds']} rounds is "
+        f"With the published settings the rule's median after {rounds(name, PAPERS)} is "
         f"{beside('FedAvg (paper)')}, and {beside(best)}."
     )
 
