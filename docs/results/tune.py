@@ -1,8 +1,8 @@
 """Settings of arms, chosen on seed 5, which no table has: `python docs/results/tune.py NAME [--warmup RUN] [ARM...]`.
 
 Every setting below is run once. tuning-NAME.csv keeps what came of it: the better of the last five rounds and of the
-mean of the last ten models where a larger metric is better, and the last error where a smaller one is. Rows of arms
-that are not run again stay.
+mean of the last ten models where a larger metric is better, and the last error where a smaller one is. A setting whose
+row is there is not run again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DECAYED = {
     "FIPA shared basis": [each("rule.weight_decay", *DECAYS)],
 }
 WIDER: list[Choice] = [
-    *({"rule.columns": 200, "rule.weight_decay": decay} for decay in (1e-3, 1e-2, 3e-2)),
+    *({"rule.columns": 200, "rule.weight_decay": decay} for decay in (0.0, 1e-3, 1e-2, 3e-2)),
     *({"rule.columns": 300, "rule.weight_decay": decay} for decay in (0.0, 1e-2)),
 ]
 # after FedRCL: features are not standardised, and there are 64 of them
@@ -111,8 +111,10 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
     """Run all settings of these arms, or of all; from the warm-up of a run that has seed 5, if there is one."""
     file = HERE / f"tuning-{name}.csv"
     for arm in chosen or GRIDS[name]:
-        rows = [row for row in read(file) if row["arm"] != arm]
         for setting in settings(arm, name):
+            rows, text = read(file), ", ".join(f"{key} = {value}" for key, value in setting.items())
+            if any((row["arm"], row["setting"]) == (arm, text) for row in rows):
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 changes = HALF.get(name, {}) | {f"arms.{arm}.{key}": value for key, value in setting.items()}
                 results = fipa.run(
@@ -120,7 +122,6 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
                     warmup=warmup,
                 )  # fmt: skip
             seconds = round(sum(results.content["arms"][arm][str(SEED)]["seconds"]), 1)
-            text = ", ".join(f"{key} = {value}" for key, value in setting.items())
             rows.append({"arm": arm, "setting": text, "score": score(results, arm), "seconds": seconds})
             print(*rows[-1].values(), sep=" | ", flush=True)
             write(file, COLUMNS, rows)  # one by one: they take long
