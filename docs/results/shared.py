@@ -13,14 +13,14 @@ reaches an accuracy, and what a client that was asked in every round would have 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from tables import HERE, interval, read, spread, write
+
+import fipa
 
 COLUMNS = (
     "arm", "seed", "after", "initial", "rounds", "last", "last_5", "averaged", "best", "best_15", "mean_15", "up_p",
@@ -30,17 +30,16 @@ PAPER = 15  # rounds of refinement in the paper
 OURS = "FIPA shared basis"
 
 
-def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, Any]]:
+def rows(results: fipa.Results, rounds: int | None = None) -> list[dict[str, Any]]:
     """One for each arm and seed that is finished; of its first rounds only, if so wished."""
-    found = []
-    for arm, seeds in results["arms"].items():
+    found, size = [], _update_bytes(results)
+    for arm, seeds in results.content["arms"].items():
         for seed, run in seeds.items():
             if run["status"] != "finished":
                 continue
             run = {name: series[:rounds] if isinstance(series, list) else series for name, series in run.items()}
             metric = [value for value in run["metric"] if value is not None]
             asked = [len(clients) for clients in run["clients"]]
-            size = _update_bytes(results)
             averaged = [value for value in run["averaged_metric"] if value is not None]
             shares = {
                 name: sum(run[f"{way}link_bytes"]) / max(asked) / size  # rules that ask nobody twice have idle rounds
@@ -57,12 +56,9 @@ def rows(results: dict[str, Any], rounds: int | None = None) -> list[dict[str, A
     return found
 
 
-def _update_bytes(results: dict[str, Any]) -> int:
-    """A model's bytes: the least that any arm, or the warm-up, sent down to a client in its first round."""
-    everything = [*results["arms"].values(), (results.get("warmup") or {}).get("seeds", {})]
-    runs = [run for seeds in everything for run in seeds.values()]
-    sizes = [run["downlink_bytes"][0] // len(run["clients"][0]) for run in runs if run["clients"]]
-    return min((size for size in sizes if size), default=1)  # what is centralised sends nothing
+def _update_bytes(results: fipa.Results) -> int:
+    """Those of what is trained: of all parameters, or of those of a head."""
+    return results.theta(results.arms[0]).nbytes
 
 
 def main(name: str, directories: list[str]) -> None:
@@ -71,8 +67,8 @@ def main(name: str, directories: list[str]) -> None:
     found = {(row["arm"], row["seed"]): row for row in read(file)}
     for directory in directories:
         place, _, cut = directory.partition("@")
-        results = json.loads((Path(place) / "results.json").read_text("utf-8"))
-        found |= {(row["arm"], row["seed"]): row for row in rows(results, int(cut) if cut else None)}
+        new = rows(fipa.Results.load(place), int(cut) if cut else None)
+        found |= {(row["arm"], row["seed"]): row for row in new}
     write(file, COLUMNS, (found[key] for key in sorted(found)))
     arms: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for (arm, seed), row in sorted(found.items()):
@@ -96,9 +92,9 @@ def main(name: str, directories: list[str]) -> None:
 def reach(level: float, directories: list[str]) -> None:
     """Print rounds and bytes up to an accuracy."""
     for directory in directories:
-        results = json.loads((Path(directory) / "results.json").read_text("utf-8"))
+        results = fipa.Results.load(directory)
         size = _update_bytes(results)
-        for arm, seeds in results["arms"].items():
+        for arm, seeds in results.content["arms"].items():
             for seed, run in seeds.items():
                 rounds = next((k for k, value in enumerate(run["averaged_metric"], 1) if (value or 0) >= level), None)
                 asked = [len(clients) for clients in run["clients"]]
