@@ -96,8 +96,8 @@ def section() -> list[str]:
         "what can be compared is who is ahead. Ours are the better of the last five rounds and of the mean of the "
         "last ten heads; the settings of every arm on CIFAR-10 were chosen on seed 5 at alpha 0.05, on the other sets "
         "those of FedAvg, SCAFFOLD, FedVARP and Fed3R, of the paper's rule on CIFAR-100, and of the shared basis on "
-        "Tiny-ImageNet. Of the latter we have a fifth of the training images. *Ceiling* is the best of 100 rounds of L-BFGS (30 on Tiny-ImageNet) on all "
-        "data in one place; in the end it has learned the images by heart "
+        "Tiny-ImageNet. Of the latter we have a fifth of the training images. *Ceiling* is the best of 100 rounds of "
+        "L-BFGS (30 on Tiny-ImageNet) on all data in one place; in the end it has learned the images by heart "
         f"({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
     )
     command = (
