@@ -1,6 +1,6 @@
 """Rounds of image classification: rounds per second against Flower and pfl, and what a FIPA round costs.
 
-FIPA_BENCH_SIZE=quick takes fewer turns and fewer images for ResNet-20; smoke only shows that everything runs.
+FIPA_BENCH_SIZE=quick takes fewer turns; smoke only shows that everything runs.
 FIPA_BENCH_MODELS=cnn8k,cnn23k measures these networks only, and FIPA_BENCH_RULES="FIPA shared basis" this rule only.
 """
 
@@ -67,12 +67,12 @@ class Work:
 
 
 def work_of(model: str) -> Work:
-    """By the size of the benchmark; rounds of ResNet-20 are slow."""
+    """By the size of the benchmark; ResNet-20 has a fifth of the images, or its rounds would take an hour and more."""
     if SIZE == "smoke":
         return Work(model, samples=100, epochs=1, turns=1)
     work = Work(model, turns=7 if SIZE == "full" else 3)
     if model == "resnet20":
-        work = replace(work, turns=3, samples=500 if SIZE == "full" else 100)
+        work = replace(work, turns=3, samples=100)
     return work
 
 
