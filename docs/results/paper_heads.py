@@ -26,7 +26,7 @@ REMARKS = {
         "It is behind SCAFFOLD, for a seventh of its uplink and five times its downlink, and far above Fed3R. We think "
         "that this is because a client is asked three times in 60 rounds, and steps know nothing of those who were not "
         "asked yet; its accuracy still rises at the end. Neither 300 columns (60.4 to 60.7 on seed 5) nor weight decay "
-        "(60.4 at most) helps much (`tuning-head-cifar100-decay.csv`). The paper's rule sends 20 eigenpairs per client, "
+        "(60.4 at most) helps much (`tuning-head-cifar100-decay.csv`). The paper's rule sends 20 eigenpairs each, "
         "fewer than there are classes; with dampings from 0.001 to 0.1 it is between 23.4 and 26.9 on seed 5."
     ),
     "tiny-imagenet": (
