@@ -17,6 +17,7 @@ from fipa.curvature import factored
 from fipa.curvature.explicit import ExplicitRows
 from fipa.curvature.factored import FactoredRows
 from fipa.curvature.operator import CurvatureOperator
+from fipa.curvature.solvers import exact
 from fipa.errors import NotFinite
 from fipa.kernels.small_cnn import BLOCK, SmallCNN
 
@@ -101,6 +102,20 @@ def test_the_sketch_and_the_diagonal_are_those_of_explicit_rows(monkeypatch: pyt
     close(found.eigenvalues, expected.eigenvalues)
     close((found.eigenvectors.T @ expected.eigenvectors).abs(), torch.eye(5))
     close(diagonal.values, diagonal_fisher(model, x).values)
+
+
+@pytest.mark.parametrize("decades", [0, 2, 4])
+def test_eigenvectors_are_orthonormal_whatever_the_spectrum(decades: int) -> None:
+    """With and without mending; eigenvalues are those of the rows in double precision."""
+    model, (x, _) = network([3, 2], [True, False], (1, 5, 6)), images(12, (1, 5, 6))
+    x = x * torch.logspace(0, -decades / 2, 12)[:, None, None, None]
+    operator, A = both(model, x, "cross_entropy", sampled_labels=1)
+    vectors, values = exact(operator, 12)
+    expected = torch.linalg.svdvals(A.double()).square()[: len(values)]
+    assert len(values) >= 6
+    torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=2e-6 * float(expected[0]))
+    found = vectors.double().T @ vectors.double()
+    assert float((found - torch.eye(len(values))).abs().max()) < 1e-5
 
 
 def test_no_row_of_a_linear_layer_is_formed() -> None:

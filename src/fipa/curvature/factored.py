@@ -71,9 +71,12 @@ class FactoredRows(TermsOperator):
             weights.copy_(weight.unflatten(1, (wide, -1)).movedim(0, 1))
         return out
 
-    def gram(self) -> Tensor:  # noqa: D102
-        out = self._factors.convolutions @ self._factors.convolutions.T
+    def gram(self) -> Tensor:
+        r"""$A A^\top$ (rows x rows) in double precision, which costs little of rows that stay factored."""
+        convolutions = self._factors.convolutions.double()
+        out = convolutions @ convolutions.T
         for _, slopes, incoming in self._linear():
+            slopes, incoming = slopes.double(), incoming.double()
             n, k, _ = slopes.shape
             among = (slopes.flatten(0, 1) @ slopes.flatten(0, 1).T).reshape(n, k, n, k)
             out += (among * (incoming @ incoming.T)[:, None, :, None]).reshape(n * k, n * k)

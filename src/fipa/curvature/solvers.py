@@ -18,6 +18,7 @@ from fipa.errors import SketchError
 from fipa.linalg import eigh
 
 AT_ONCE = 4096  # rows of eigenvectors
+ORTHOGONAL = 1e-5  # to how much eigenvectors have to be
 EXACT_LIMIT = 4096  # a Gram matrix of this side is the largest we decompose
 
 
@@ -29,11 +30,18 @@ def exact(operator: CurvatureOperator, rank: int) -> Eigenpairs:
             f"the exact solver would decompose a {short} x {short} matrix (limit {EXACT_LIMIT}): "
             'use solver="krylov" or "subspace", or fewer examples (max_examples)'
         )
+    like = operator.like
     if operator.rows <= operator.parameters:
-        values, Z = _leading(operator.gram(), rank)
-        columns, values, _ = _refine(operator.adjoint(Z), values, Z)
+        gram = operator.gram()
+        values, Z = _leading(gram, rank, like.dtype)
+        more = gram.dtype != like.dtype
+        if more and _orthogonal(values, like.dtype):
+            return operator.adjoint((Z * values.rsqrt()).to(like)), values.to(like)
+        columns, values = operator.adjoint(Z.to(like)), values.to(like)
+        if not more:
+            columns, values, _ = _refine(columns, values, Z)
         return _normalise(columns, values)
-    values, U = _leading(operator.dense(), rank)
+    values, U = _leading(operator.dense(), rank, like.dtype)
     _, values, U = _refine(operator.forward(U), values, U)
     return U, values
 
@@ -116,7 +124,7 @@ def _normalise(columns: Tensor, values: Tensor) -> Eigenpairs:
 
 def _right_singular(C: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """$C R$, the leading squared singular values, and the right singular vectors R, leaving out the null space."""
-    values, vectors = _leading(C.T @ C, rank)
+    values, vectors = _leading(C.T @ C, rank, C.dtype)
     return _refine(C @ vectors, values, vectors)
 
 
@@ -128,10 +136,18 @@ def _refine(image: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Ten
     return image, values, vectors
 
 
-def _leading(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Leading eigenvalues and eigenvectors, without those that rounding does not tell from zero."""
+def _orthogonal(values: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the images of eigenvectors that are known in more digits need no mending.
+
+    Each is off by the rounding of the largest.
+    """
+    return not len(values) or torch.finfo(dtype).eps * float((values[0] / values[-1]).sqrt()) <= ORTHOGONAL
+
+
+def _leading(gram: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Leading eigenvalues and eigenvectors, without those that rounding in this dtype does not tell from zero."""
     check_finite(gram)
     values, vectors = eigh(gram)
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
-    supported = int((values > 16 * torch.finfo(gram.dtype).eps * values[0]).sum())
+    supported = int((values > 16 * torch.finfo(dtype).eps * values[0]).sum())
     return values[:supported], vectors[:, :supported]
