@@ -76,9 +76,21 @@ def test_products_with_the_columns_of_a_basis(rows: int, width: int, several: tu
     torch.testing.assert_close(spanned(columns, within), within @ columns.T)
 
 
-def test_products_are_shared_out_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = torch.randn(2 * PART * SHARE + 5, 3, dtype=torch.float64)
-    vector = torch.randn(len(columns), dtype=torch.float64)
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_threads_have_the_modes_of_the_one_that_asks(
+    mode: type[torch.no_grad], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    with threads(1), mode():
+        here = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.get_num_threads()
+        asked = lambda _: (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.get_num_threads())  # noqa: E731
+        assert parallel.at_once(asked, [1, 2]) == [here, here]
+
+
+def test_products_are_the_same_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.randn(2 * PART * SHARE + 5, 3, dtype=torch.float64, generator=generator)
+    vector = torch.randn(len(columns), dtype=torch.float64, generator=generator)
     found = []
     for cores in (1, 2):
         monkeypatch.setattr(parallel, "cores", lambda cores=cores: cores)

@@ -58,7 +58,9 @@ def rows(results: fipa.Results, rounds: int | None = None) -> list[dict[str, Any
 
 def _update_bytes(results: fipa.Results) -> int:
     """Those of what is trained: of all parameters, or of those of a head."""
-    return results.theta(results.arms[0]).nbytes
+    arms = results.content["arms"].items()
+    finished = ((arm, int(seed)) for arm, seeds in arms for seed, run in seeds.items() if run["status"] == "finished")
+    return next((results.theta(arm, seed).nbytes for arm, seed in finished), 0)
 
 
 def main(name: str, directories: list[str]) -> None:

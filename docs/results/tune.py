@@ -31,7 +31,8 @@ def each(key: str, *values: Any) -> list[Choice]:
 
 RATES = each("local.lr", 0.001, 0.003, 0.01, 0.03)
 FASTER = each("local.lr", 0.01, 0.03, 0.1, 0.3)  # of sets with more classes
-DECAY, DECAYS = "-decay", (1e-3, 1e-2, 3e-2, 1e-1)  # a second grid for the same experiment
+DECAY, MEMORY = "-decay", "-memory"  # further grids for the same experiment
+DECAYS = (1e-3, 1e-2, 3e-2, 1e-1)
 HEADS: dict[str, list[list[Choice]]] = {
     "FedAvg": [RATES],
     "FedProx": [each("local.proximal", 0.01, 0.1, 1.0)],
@@ -47,6 +48,7 @@ MANY_CLASSES = HEADS | {
     "FedAvg": [FASTER],
     "SCAFFOLD": [FASTER],
     "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
+    "FOOF mixing (FedPM)": [each("rule.damping", 0.01, 0.1, 1.0, 10.0)],
     "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1)],
 }
 # weight decay with the best of the settings above
@@ -59,6 +61,7 @@ WIDER: list[Choice] = [
     *({"rule.columns": 200, "rule.weight_decay": decay} for decay in (0.0, 1e-3, 1e-2, 3e-2)),
     *({"rule.columns": 300, "rule.weight_decay": decay} for decay in (0.0, 1e-2)),
 ]
+REMEMBERED = [each("rule.memory.discount", 1.0, 0.95, 0.9), each("rule.damping", 0.001, 0.003, 0.01)]
 # after FedRCL: features are not standardised, and there are 64 of them
 TRAINED_HERE = HEADS | {
     "FedAvg": [FASTER],
@@ -75,6 +78,7 @@ GRIDS = {
     "head-cifar10": HEADS,
     "head-cifar100": MANY_CLASSES,
     f"head-cifar100{DECAY}": {"FIPA shared basis": [WIDER]},
+    f"head-cifar100{MEMORY}": {"FIPA shared basis": REMEMBERED},
     "head-tiny-imagenet": MANY_CLASSES,
     f"head-tiny-imagenet{DECAY}": DECAYED,
     "head-cifar10-fedrcl": TRAINED_HERE,
@@ -117,10 +121,10 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 changes = HALF.get(name, {}) | {f"arms.{arm}.{key}": value for key, value in setting.items()}
+                experiment = name.removesuffix(DECAY).removesuffix(MEMORY)
                 results = fipa.run(
-                    name.removesuffix(DECAY), arms=[arm], seeds=SEED, set=changes, out=f"{folder}/run", quiet=True,
-                    warmup=warmup,
-                )  # fmt: skip
+                    experiment, arms=[arm], seeds=SEED, set=changes, out=f"{folder}/run", quiet=True, warmup=warmup
+                )
             seconds = round(sum(results.content["arms"][arm][str(SEED)]["seconds"]), 1)
             rows.append({"arm": arm, "setting": text, "score": score(results, arm), "seconds": seconds})
             print(*rows[-1].values(), sep=" | ", flush=True)

@@ -37,9 +37,15 @@ def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     threads = min(max(1, cores() // torch.get_num_threads()), len(items))
     if threads <= 1:
         return [work(item) for item in items]
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def alike(item: Item) -> Result:  # these modes belong to a thread
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return work(item)
+
     # a new thread asks torch how many it may use itself, or its first products would take all cores
     with ThreadPoolExecutor(threads, "fipa-rows", torch.get_num_threads) as pool:
-        return list(pool.map(work, items))
+        return list(pool.map(alike, items))
 
 
 def inside(columns: Tensor, vectors: Tensor) -> Tensor:

@@ -22,8 +22,11 @@ from aggregation.strategies import (
     round_of,
     sketch_rounds,
 )
+from fipa import parallel
+from fipa.aggregation import stack
 from fipa.aggregation.fipa import ReducedSolve
 from fipa.aggregation.stack import Stack
+from fipa.threads import threads
 
 # The smallest relative eigenvalue that must be resolved selects the path.
 PATHS = {"own dtype": 1.0, "float64 Gram": 1e-6, "QR": 0.0}
@@ -247,7 +250,7 @@ class LargestNew(TorchDispatchMode):
 @pytest.mark.parametrize("damping", [0.0, 1e-7, 1.0], ids=["QR", "float64 Gram", "own dtype"])
 @pytest.mark.parametrize("rule", [fipa.FIPA, fipa.CompletedFIPA])
 def test_nothing_larger_than_a_block_is_allocated(
-    rule: type[fipa.FIPA] | type[fipa.CompletedFIPA], damping: float
+    rule: type[fipa.FIPA] | type[fipa.CompletedFIPA], damping: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of sketches that are in memory row by row, as `fipa.sketch` makes them; others are copied once."""
     p, ranks, block = 60_000, (4, 4, 4), 16384
@@ -260,6 +263,19 @@ def test_nothing_larger_than_a_block_is_allocated(
         sketch = fipa.Sketch(orthonormal(p, r, rng).float().contiguous(), torch.linspace(2, 1, r), one_parameter(p))
         updates.append(fipa.ClientUpdate(torch.randn(p, generator=rng), 10 * r, sketch))
     theta = torch.zeros(p)
+    monkeypatch.setattr(parallel, "cores", lambda: 1)  # what other threads make is not seen
     with LargestNew() as largest:
         fipa.aggregate(theta, updates, rule(damping))
     assert p <= largest.numel <= limit
+
+
+def test_the_gram_matrix_is_the_same_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared out to threads, and not: its products are few enough to stay in one otherwise."""
+    sketches = [fipa.Sketch(orthonormal(300, 8, generator(i)), torch.ones(8), one_parameter(300)) for i in range(3)]
+    whole = Stack(sketches, [0.2, 0.3, 0.5])._gram(torch.float64)
+    monkeypatch.setattr(stack, "_WORTH_THREADS", 0)
+    used = set()
+    monkeypatch.setattr(parallel, "cores", lambda: used.add(1) or 2)
+    with threads(1):
+        assert torch.equal(Stack(sketches, [0.2, 0.3, 0.5])._gram(torch.float64), whole)
+    assert used

@@ -179,18 +179,18 @@ def _spectrum(cohort: Cohort) -> tuple[Tensor, Tensor]:
     return values.flip(0), vectors.flip(1)
 
 
-def _within(values: Tensor, inside: Tensor, damping: float, radius: float | None) -> tuple[Tensor, float]:
+def _within(values: Tensor, projected: Tensor, damping: float, radius: float | None) -> tuple[Tensor, float]:
     r"""$(\Lambda + \mu I)^{-1}$ times a vector, with the least $\mu \ge$ `damping` that keeps it within the radius."""
     least = torch.finfo(torch.float32).eps * float(values[:1].clamp(min=0).sum())  # rounding is no curvature
     kept = values.clamp(min=0)
 
     def solved(shift: float) -> Tensor:
-        return inside / (kept + shift)
+        return projected / (kept + shift)
 
     low = max(damping, least, torch.finfo(torch.float64).tiny)
     if radius is None or float(solved(low).norm()) <= radius:
         return solved(low), low
-    high = low + float(inside.norm()) / radius  # here the step is short enough in any case
+    high = low + float(projected.norm()) / radius  # here the step is short enough in any case
     for _ in range(200):
         middle = math.sqrt(low * high)
         if float(solved(middle).norm()) > radius:

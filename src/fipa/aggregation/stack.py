@@ -28,6 +28,7 @@ from fipa.spill import Passing, release
 _BLOCK_ROWS = 16384
 _MANY = 16  # clients from which on their sketches are put side by side, and sums of products widened
 _PANEL = 256  # columns of such a panel, at least
+_WORTH_THREADS = 10**8  # products
 SAFE_IN_OWN_DTYPE = 1e-3
 _SAFE_AS_GRAM = 1e-9
 _MARGIN = 100  # what eigenvalues close to the cut-off make of rounding
@@ -158,7 +159,12 @@ def _add_products(gram: Tensor, blocks: Sequence[Tensor]) -> None:
         a, b = pair
         gram[places[a], places[b]] += blocks[a].T @ blocks[b]
 
-    at_once(add, list(combinations_with_replacement(range(len(blocks)), 2)))
+    pairs = list(combinations_with_replacement(range(len(blocks)), 2))
+    if len(blocks[0]) * len(gram) ** 2 < _WORTH_THREADS:
+        for pair in pairs:
+            add(pair)
+    else:
+        at_once(add, pairs)
 
 
 def _panels(blocks: Sequence[Tensor]) -> list[Tensor]:

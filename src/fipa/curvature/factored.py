@@ -19,6 +19,7 @@ from fipa.kernels.small_cnn import BLOCK, Factors, SmallCNN
 
 BLOCK_BYTES = 32 * 2**20  # of what lies between two products
 MANY = 100  # columns
+COLUMNS = 4096  # that are in double precision at a time
 
 
 class FactoredRows(TermsOperator):
@@ -73,13 +74,11 @@ class FactoredRows(TermsOperator):
 
     def gram(self) -> Tensor:
         r"""$A A^\top$ (rows x rows) in double precision, which costs little of rows that stay factored."""
-        convolutions = self._factors.convolutions.double()
-        out = convolutions @ convolutions.T
+        out = _outer(self._factors.convolutions)
         for _, slopes, incoming in self._linear():
-            slopes, incoming = slopes.double(), incoming.double()
             n, k, _ = slopes.shape
-            among = (slopes.flatten(0, 1) @ slopes.flatten(0, 1).T).reshape(n, k, n, k)
-            out += (among * (incoming @ incoming.T)[:, None, :, None]).reshape(n * k, n * k)
+            among = _outer(slopes.flatten(0, 1)).reshape(n, k, n, k)
+            out += (among * _outer(incoming)[:, None, :, None]).reshape(n * k, n * k)
         return out
 
     def diagonal(self) -> Tensor:  # noqa: D102
@@ -89,9 +88,10 @@ class FactoredRows(TermsOperator):
         return torch.cat(pieces)
 
     def trace(self, generator: torch.Generator, kept: Eigenpairs | None = None) -> float:  # noqa: D102
-        total = float(torch.linalg.vector_norm(self._factors.convolutions)) ** 2
+        total = float(torch.linalg.vector_norm(self._factors.convolutions, dtype=torch.float64)) ** 2
         for _, slopes, incoming in self._linear():
-            total += float(slopes.square().sum((1, 2)) @ incoming.square().sum(1))
+            lengths = torch.linalg.vector_norm(slopes, dim=(1, 2), dtype=torch.float64)
+            total += float((lengths * torch.linalg.vector_norm(incoming, dim=1, dtype=torch.float64)).square().sum())
         return total
 
     def _linear(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -107,6 +107,15 @@ class FactoredRows(TermsOperator):
         n = len(self._factors.linear[0][1])
         step = max(1, BLOCK_BYTES // (4 * max(1, numbers)))
         return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
+def _outer(rows: Tensor) -> Tensor:
+    r"""$R R^\top$ in double precision, of a few columns of R at a time: no copy of all is made."""
+    out = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+    for part in rows.split(COLUMNS, dim=1):
+        part = part.double()
+        out.addmm_(part, part.T)
+    return out
 
 
 def _by_units(slopes: Tensor, columns: Tensor) -> bool:

@@ -145,9 +145,11 @@ def _orthogonal(values: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _leading(gram: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Leading eigenvalues and eigenvectors, without those that rounding in this dtype does not tell from zero."""
+    """Leading eigenvalues and eigenvectors, without those that this dtype does not tell from zero."""
     check_finite(gram)
     values, vectors = eigh(gram)
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
-    supported = int((values > 16 * torch.finfo(dtype).eps * values[0]).sum())
+    check_finite(values.to(dtype))
+    about = torch.finfo(dtype)
+    supported = int((values > max(16 * about.eps * float(values[0]), about.tiny)).sum()) if len(values) else 0
     return values[:supported], vectors[:, :supported]
