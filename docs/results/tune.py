@@ -29,6 +29,11 @@ def each(key: str, *values: Any) -> list[Choice]:
     return [{key: value} for value in values]
 
 
+def shared(**settings: Any) -> Choice:
+    """The rule of a shared basis with these settings, whatever the experiment has."""
+    return {"rule": {"name": "shared-fipa", **settings}}
+
+
 RATES = each("local.lr", 0.001, 0.003, 0.01, 0.03)
 FASTER = each("local.lr", 0.01, 0.03, 0.1, 0.3)  # of sets with more classes
 DECAY, MEMORY = "-decay", "-memory"  # further grids for the same experiment
@@ -42,10 +47,10 @@ HEADS: dict[str, list[list[Choice]]] = {
     "FOOF mixing (FedPM)": [each("rule.damping", 0.01, 0.1, 1.0)],
     "Fed3R": [each("rule.ridge", 100.0, 1000.0, 10000.0)],
     "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1, 1.0), each("rule.step", 0.25, 0.5, 1.0)],
-    "FIPA shared basis": [each("rule.columns", 200, 300)],
+    "FIPA shared basis": [[shared(columns=200), shared(columns=300)]],
 }
 MANY_CLASSES = HEADS | {
-    "FedAvg": [FASTER],
+    "FedAvg": [[*FASTER, {"local.lr": 1.0}]],
     "SCAFFOLD": [FASTER],
     "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
     "FOOF mixing (FedPM)": [each("rule.damping", 0.01, 0.1, 1.0, 10.0)],
@@ -55,13 +60,18 @@ MANY_CLASSES = HEADS | {
 DECAYED = {
     "SCAFFOLD": [each("local.lr", 0.03), each("local.weight_decay", *DECAYS)],
     "FedVARP": [each("local.lr", 0.3), each("rule.step", 0.5), each("local.weight_decay", *DECAYS)],
-    "FIPA shared basis": [each("rule.weight_decay", *DECAYS)],
+    "FIPA shared basis": [
+        [*(shared(weight_decay=decay) for decay in DECAYS), shared(weight_decay=0.03, columns=300)],
+    ],
 }
-WIDER: list[Choice] = [
-    *({"rule.columns": 200, "rule.weight_decay": decay} for decay in (0.0, 1e-3, 1e-2, 3e-2)),
-    *({"rule.columns": 300, "rule.weight_decay": decay} for decay in (0.0, 1e-2)),
+WIDER = [
+    *(shared(columns=200, weight_decay=decay) for decay in (0.0, 1e-3, 1e-2, 3e-2)),
+    *(shared(columns=300, weight_decay=decay) for decay in (0.0, 1e-2)),
 ]
-REMEMBERED = [each("rule.memory.discount", 1.0, 0.95, 0.9), each("rule.damping", 0.001, 0.003, 0.01)]
+REMEMBERED = [
+    shared(memory={"discount": discount}, damping=damping)
+    for discount, damping in product((1.0, 0.95, 0.9), (0.001, 0.003, 0.01))
+]
 # after FedRCL: features are not standardised, and there are 64 of them
 TRAINED_HERE = HEADS | {
     "FedAvg": [FASTER],
@@ -78,7 +88,7 @@ GRIDS = {
     "head-cifar10": HEADS,
     "head-cifar100": MANY_CLASSES,
     f"head-cifar100{DECAY}": {"FIPA shared basis": [WIDER]},
-    f"head-cifar100{MEMORY}": {"FIPA shared basis": REMEMBERED},
+    f"head-cifar100{MEMORY}": {"FIPA shared basis": [REMEMBERED]},
     "head-tiny-imagenet": MANY_CLASSES,
     f"head-tiny-imagenet{DECAY}": DECAYED,
     "head-cifar10-fedrcl": TRAINED_HERE,
@@ -100,6 +110,15 @@ def settings(arm: str, name: str) -> Iterator[Choice]:
         yield {key: value for choice in choices for key, value in choice.items()}
 
 
+def told(setting: Choice, before: str = "") -> Iterator[str]:
+    """Its parts, as they stand in a CSV."""
+    for key, value in setting.items():
+        if isinstance(value, dict):
+            yield from told({inner: v for inner, v in value.items() if inner != "name"}, f"{before}{key}.")
+        else:
+            yield f"{before}{key} = {value}"
+
+
 def score(results: fipa.Results, arm: str) -> float | None:
     """What an arm is judged by; None if it diverged."""
     if results.status(arm)[SEED] != "finished":
@@ -116,7 +135,7 @@ def main(name: str, chosen: Sequence[str], warmup: str | None = None) -> None:
     file = HERE / f"tuning-{name}.csv"
     for arm in chosen or GRIDS[name]:
         for setting in settings(arm, name):
-            rows, text = read(file), ", ".join(f"{key} = {value}" for key, value in setting.items())
+            rows, text = read(file), ", ".join(told(setting))
             if any((row["arm"], row["setting"]) == (arm, text) for row in rows):
                 continue
             with tempfile.TemporaryDirectory() as folder:
