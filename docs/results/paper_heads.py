@@ -20,24 +20,29 @@ FIRST_ORDER = ("FedAvg", "FedProx", "SCAFFOLD", "FedAvgM", "FedVARP")
 CEILING = "centralised"
 SEEDS = {1: "one seed", 3: "three seeds"}
 WARM = f"{OURS}, warm-up"
+WARM_ROUNDS = {"cifar100": 10, "tiny-imagenet": 20}
 REMARKS = {
     "cifar10": "We had aimed at two points: that is more than the ceiling leaves.",
     "cifar100": (
-        "It is behind SCAFFOLD, for a seventh of its uplink and five times its downlink, and far above Fed3R. We think "
-        "that this is because a client is asked three times in 60 rounds, and steps know nothing of those who were not "
-        "asked yet; its accuracy still rises at the end. Neither 300 columns (60.4 to 60.7 on seed 5) nor weight decay "
-        "(60.4 at most) helps much (`tuning-head-cifar100-decay.csv`). The paper's rule sends 20 eigenpairs each, "
-        "fewer than there are classes; with dampings from 0.001 to 0.1 it is between 23.4 and 26.9 on seed 5."
+        "For a seventh of SCAFFOLD's uplink and five times its downlink it is level with SCAFFOLD where clients differ "
+        "most, behind elsewhere, and far above Fed3R. Here it forgets: a client's weight "
+        "is multiplied by 0.95 in each round since it was seen, and the damping is 0.003 "
+        "(`tuning-head-cifar100-memory.csv`). Without that it was 0.8 ± 0.9 behind SCAFFOLD at alpha 0.05: a client is "
+        "asked three times in 60 rounds, and what it told of a head that was still far away is no longer true. Neither "
+        "300 columns nor weight decay helps (`tuning-head-cifar100-decay.csv`); runs that differ in rounding only are "
+        "up to 0.2 points apart here. The paper's rule sends 20 eigenpairs each, fewer than there are classes; with "
+        "dampings from 0.001 to 0.1 it is between 23.4 and 26.9 on seed 5."
     ),
     "tiny-imagenet": (
-        "The same as on CIFAR-100, with 200 classes and 100 images of each: behind SCAFFOLD, above Fed3R. It has a "
-        "weight decay of 0.03, which takes it from 50.7 to 51.9 on seed 5 and does no good to SCAFFOLD (52.7) and "
-        "FedVARP (`tuning-head-tiny-imagenet-decay.csv`): we think that without it, it learns images by heart, as the "
-        "ceiling does. After FedAvg's rounds it was not tuned. The paper's rule has the damping that was chosen on "
-        "CIFAR-100, and 20 eigenpairs per client."
+        "Behind SCAFFOLD, above Fed3R, with 200 classes and 100 images of each. It has a weight decay of 0.03, which "
+        "takes it from 50.7 to 51.9 on seed 5 and does no good to SCAFFOLD (52.7) and FedVARP "
+        "(`tuning-head-tiny-imagenet-decay.csv`): we think that without it, it learns images by heart, as the ceiling "
+        "does. After FedAvg's rounds it was not tuned. The paper's rule, with 20 eigenpairs per client, is at 7.7 to "
+        "11.5 on seed 5 with any damping."
     ),
 }
-BEHIND = ("cifar100", "tiny-imagenet")  # where first-order rules are ahead of the shared basis
+# where first-order rules are ahead of the shared basis
+BEHIND = {"cifar10": {"iid"}, "cifar100": {"0.1", "0.3", "0.6", "iid"}, "tiny-imagenet": set(ALPHAS)}
 
 
 def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
@@ -95,10 +100,9 @@ def section() -> list[str]:
         "smaller one), but how it is done today: the head of a frozen, public "
         "backbone, from zero, 60 rounds, 5 of 100 clients. So the paper's accuracies are those of other networks; "
         "what can be compared is who is ahead. Ours are the better of the last five rounds and of the mean of the "
-        "last ten heads; the settings of every arm on CIFAR-10 were chosen on seed 5 at alpha 0.05, on the other sets "
-        "those of FedAvg, SCAFFOLD, FedVARP and Fed3R, of the paper's rule on CIFAR-100, and of the shared basis on "
-        "Tiny-ImageNet. Of the latter we have a fifth of the training images. *Ceiling* is the best of 100 rounds of "
-        "L-BFGS (30 on Tiny-ImageNet) on all data in one place; in the end it has learned the images by heart "
+        "last ten heads; the settings of every arm were chosen on seed 5 of each set at alpha 0.05. Of Tiny-ImageNet "
+        "we have a fifth of the training images. *Ceiling* is the best of 100 rounds of L-BFGS (30 on "
+        "Tiny-ImageNet) on all data in one place; in the end it has learned the images by heart "
         f"({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
     )
     command = (
@@ -160,10 +164,12 @@ def _signed(values: list[float]) -> str:
 
 def _verdict(name: str) -> str:
     """What the rows of a set say."""
-    cells = [cell(name, alpha) for other, alpha in run() if other == name]
+    found = {alpha: cell(name, alpha) for other, alpha in run() if other == name}
+    cells = list(found.values())
     gains = [above(arms, OURS, best_first_order(arms)) for arms in cells]
+    behind = {alpha for alpha, values in zip(found, gains, strict=True) if mean(values) < 0}
     papers = [above(arms, PAPERS, "FedAvg") for arms in cells if PAPERS in arms]
-    if any(mean(values) > 0 for values in papers) or (name in BEHIND) != all(mean(values) < 0 for values in gains):
+    if any(mean(values) > 0 for values in papers) or behind != BEHIND[name]:
         raise SystemExit(f"Table 2: the CSVs of {name} do not bear out what is said of them")
     text = f"{SETS[name]}: "
     if papers:
@@ -176,7 +182,7 @@ def _verdict(name: str) -> str:
     warm = {alpha: cell(name, alpha) for other, alpha in run() if other == name and WARM in cell(name, alpha)}
     for alpha, arms in warm.items():
         text += (
-            f" With 20 rounds of FedAvg before 40 of the shared basis (alpha {alpha}) it is "
+            f" With {WARM_ROUNDS[name]} rounds of FedAvg before the others (alpha {alpha}) it is "
             f"{told(above(arms, WARM, best_first_order(arms)))}."
         )
     return f"{text} {REMARKS[name]}"
