@@ -81,13 +81,18 @@ def _status(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def real_images() -> Path | None:
+    """The first file of CIFAR-10, if FIPA_DATA has it."""
+    root = os.environ.get("FIPA_DATA")
+    file = Path(root or "") / "cifar-10-batches-bin" / "data_batch_1.bin"
+    return file if root and file.exists() else None
+
+
 def images(count: int, seed: int = 0) -> tuple[Tensor, Tensor, str]:
     """Normalised 32x32 colour images with ten classes: CIFAR-10 if FIPA_DATA has it, else made up."""
     generator = torch.Generator().manual_seed(seed)
-    root = os.environ.get("FIPA_DATA")
-    found = sorted(Path(root).rglob("data_batch_1.bin")) if root else []
-    if found:
-        raw = torch.from_numpy(np.fromfile(found[0], dtype=np.uint8).reshape(-1, 3073))
+    if found := real_images():
+        raw = torch.from_numpy(np.fromfile(found, dtype=np.uint8).reshape(-1, 3073))
         raw = raw[torch.randperm(len(raw), generator=generator)[:count]]
         mean, std = torch.tensor([0.491, 0.482, 0.447]), torch.tensor([0.247, 0.243, 0.262])
         x = (raw[:, 1:].reshape(-1, 3, 32, 32) / 255 - mean[:, None, None]) / std[:, None, None]

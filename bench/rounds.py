@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common import Record
+from bench.common import Record, real_images
 from fipa.aggregation.additive import AdditiveFIPA
 from fipa.aggregation.fedavg import FedAvg
 from fipa.aggregation.fipa import CompletedFIPA
@@ -37,6 +37,7 @@ from fipa.curvature.additive import AdditivePlan
 from fipa.curvature.basis import BasisPlan
 from fipa.curvature.sketch import SketchPlan
 from fipa.curvature.summary import CurvaturePlan
+from fipa.data import load
 from fipa.data.images import Images, ImageSet
 from fipa.federation.arm import Arm
 from fipa.federation.coordinator import State
@@ -85,17 +86,26 @@ MISSING = "not installed: pip install 'fipa[peers]'"
 
 
 def problem(seed: int, work: Work, clients: int = CLIENTS) -> Problem:
-    """Random pictures in the shape of CIFAR-10, with random labels and no augmentation."""
+    """Images of CIFAR-10, without augmentation; where they are missing random pictures of that shape."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(count: int) -> Images:
         pixels = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
         return Images(pixels, torch.randint(10, (count,), generator=generator))
 
-    data = ImageSet(
-        "noise", random(clients * work.samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
-    )
+    if real_images():
+        whole = load("cifar10")
+        some = torch.randperm(len(whole.train), generator=generator)[: clients * work.samples]
+        data = replace(whole, train=Images(whole.train.pixels[some], whole.train.labels[some]))
+    else:
+        data = ImageSet(
+            "noise", random(clients * work.samples), random(10), tuple("0123456789"), mean=(0.5,) * 3, std=(0.289,) * 3
+        )
     return split(data, seed, model=work.model, clients=clients)
+
+
+def _data() -> str:
+    return "CIFAR-10" if real_images() else "random pictures"
 
 
 def without_kernels(seed: int, work: Work) -> Problem:
@@ -254,7 +264,7 @@ def _throughput(work: Work) -> Iterator[Record]:
     flower_floor, pfl_floor = PEERS_FLOORS[work.model]
     yield Record(
         f"peers: {size}, two workers", 1 / ours.seconds, None, "rounds per second",
-        {**ours.detail(), "one_process_seconds": times["one1"].seconds, "load": os.getloadavg()[0]},
+        {**ours.detail(), "one_process_seconds": times["one1"].seconds, "data": _data(), "load": os.getloadavg()[0]},
     )  # fmt: skip
     if "torch" in times:
         yield Record(
@@ -325,7 +335,7 @@ def _costs(work: Work) -> list[Record]:
         for what, spent in (("", seconds), ("client seconds of ", clients)):
             floor = FLOORS.get(name) if SIZE != "smoke" and work.epochs > 1 else None
             ours, theirs = spent[name], spent["FedAvg"]
-            detail = {"seconds": ours, "fedavg_seconds": theirs, "parameters": f"{parameters:,}"}
+            detail = {"seconds": ours, "fedavg_seconds": theirs, "parameters": f"{parameters:,}", "data": _data()}
             title = f"rounds: {what}{name} against FedAvg, {MODELS[work.model]}, {work}"
             records.append(Record(title, ours / theirs, floor, "x the time", detail, at_most=True))
     return records
