@@ -46,8 +46,14 @@ BEHIND = {"cifar10": {"iid"}, "cifar100": {"0.1", "0.3", "0.6", "iid"}, "tiny-im
 
 
 def cell(name: str, alpha: str) -> dict[str, dict[int, Row]]:
-    """The rows of a set and an alpha by arm and seed; nothing where they have not been run."""
-    return by_arm(HERE / f"table2-{name}-{alpha}.csv")
+    """The rows of a set and an alpha by arm and seed; nothing where they have not been run.
+
+    The ceiling has all data in one place, so it is that of the first alpha where it was not run.
+    """
+    arms = by_arm(HERE / f"table2-{name}-{alpha}.csv")
+    if arms and CEILING not in arms:
+        arms[CEILING] = by_arm(HERE / f"table2-{name}-{ALPHAS[0]}.csv")[CEILING]
+    return arms
 
 
 def run() -> list[tuple[str, str]]:
@@ -102,7 +108,7 @@ def section() -> list[str]:
         "what can be compared is who is ahead. Ours are the better of the last five rounds and of the mean of the "
         "last ten heads; the settings of every arm were chosen on seed 5 of each set at alpha 0.05. Of Tiny-ImageNet "
         "we have a fifth of the training images. *Ceiling* is the best of 100 rounds of L-BFGS (30 on "
-        "Tiny-ImageNet) on all data in one place; in the end it has learned the images by heart "
+        "Tiny-ImageNet) on all data in one place, whatever alpha is; in the end it has learned the images by heart "
         f"({min(row['last'] for arms in cells for row in arms.get(CEILING, {}).values()):.1f} at the worst)."
     )
     command = (
