@@ -129,8 +129,8 @@ def fitting() -> list[Claim]:
             "Fig. 2A, sin(8πx), eight clients", "FIPA stays stable for oscillating targets and uneven splits.", "1e-5",
             several("fit-sin8", low, control), several("fit-sin8", "FedAvg", "FedAvg, 1000 steps"),
             "fipa run fit-sin8 --seeds 0-4", NOT,
-            "On the worst seed the paper's rule ends where FedAvg does. With step control all five are below 3e-6.",
-            lambda: max(errors("fit-sin8", low)) > 0.4 and max(errors("fit-sin8", control)) < 3e-6,
+            "On two of five seeds the paper's rule ends near FedAvg. With step control all five are below 3e-6.",
+            lambda: sum(e > 0.4 for e in errors("fit-sin8", low)) == 2 and max(errors("fit-sin8", control)) < 3e-6,
         ),
         Claim(
             "Fig. 2A, low rank", "A low rank is as accurate as the full one.", "",
@@ -193,20 +193,24 @@ def equations() -> list[Claim]:
         best = f"FIPA {how}, low rank"
         controls = [arm for arm in arms(name) if arm.startswith(("FedAvg", "FedProx"))]
         others = [arm for arm in arms(name) if arm in OTHERS and arm != best]
-        ratio = min(median(errors(name, arm)) for arm in controls) / median(errors(name, best))
+        control = min(controls, key=lambda arm: median(errors(name, arm)))
+        ratio = median(errors(name, control)) / median(errors(name, best))
+        alone = PAPERS not in arms(name) or median(errors(name, PAPERS)) < median(errors(name, control))
         found.append(
             Claim(
                 place, "FIPA's relative error is below FedAvg's.", "", several(name, best, *others),
-                several(name, *controls), f"fipa run {name} --seeds 0-4", HOLDS,
-                f"By a factor of {ratio:,.0f} between the medians, with Gauss-Newton clients, step control and "
-                f"{'corrections' if how == 'corrected' else 'acceleration'}. {published(name, controls)}",
+                several(name, *controls), f"fipa run {name} --seeds 0-4",
+                HOLDS if alone else BUT,
+                f"FIPA's median is {float(f'{ratio:.2g}'):,.0f} times below that of {control}, the best control, with "
+                f"Gauss-Newton clients, step control and {'corrections' if how == 'corrected' else 'acceleration'}. "
+                f"{published(name, control)}",
                 lambda name=name, best=best, controls=controls: all(above(name, best, arm, 10) for arm in controls),
             )
         )  # fmt: skip
     return found
 
 
-def published(name: str, controls: list[str]) -> str:
+def published(name: str, control: str) -> str:
     """How the paper's own settings do beside FedAvg with the published ones, and beside the best control."""
     if PAPERS not in arms(name):
         return 'The arms marked "paper" have not been run.'
@@ -215,10 +219,9 @@ def published(name: str, controls: list[str]) -> str:
         ratio = median(errors(name, other)) / median(errors(name, PAPERS))
         return f"{_times(ratio)} that of {other} ({rounds(name, other)})"
 
-    best = min(controls, key=lambda arm: median(errors(name, arm)))
     return (
         f"With the published settings the rule's median after {rounds(name, PAPERS)} is "
-        f"{beside('FedAvg (paper)')}, and {beside(best)}."
+        f"{beside('FedAvg (paper)')}, and {beside(control)}."
     )
 
 
@@ -244,6 +247,9 @@ def text() -> str:
         "## Fig. 2: fitting functions",
         *map(str, fitting()),
         "## Fig. 3: equations",
+        "*FedAvg, tuned* has settings that were chosen on other seeds of `pde-allen-cahn` for one dimension, of "
+        "`poisson-2d` for two to five, and of `poisson-5d-hard` for itself. Where the rule is ahead with Gauss-Newton "
+        "clients and step control only, and not with the published settings, the verdict says so.",
         *map(str, equations()),
         "## Table 1: CIFAR-10, all parameters",
         "5 of 100 clients per round, 1000 rounds of FedAvg, then 15 rounds of each rule. *Control* is the best of "
