@@ -53,8 +53,18 @@ MANY_CLASSES = HEADS | {
     "FedAvg": [[*FASTER, {"local.lr": 1.0}]],
     "SCAFFOLD": [FASTER],
     "FedVARP": [FASTER, each("rule.step", 0.5, 1.0)],
-    "FOOF mixing (FedPM)": [each("rule.damping", 0.01, 0.1, 1.0, 10.0)],
-    "FIPA (paper)": [each("rule.damping", 0.001, 0.01, 0.1)],
+    "FOOF mixing (FedPM)": [
+        [
+            *({"local.lr": 0.01, "rule.damping": damping} for damping in (0.01, 0.1, 1.0, 10.0)),
+            *({"local.lr": lr, "rule.damping": 1.0} for lr in (0.03, 0.1, 0.3)),
+        ]
+    ],
+    "FIPA (paper)": [
+        [
+            *({"local.lr": 0.01, "rule.damping": damping} for damping in (0.001, 0.01, 0.1)),
+            *({"local.lr": lr, "rule.damping": 0.01} for lr in (0.03, 0.1)),
+        ]
+    ],
 }
 # weight decay with the best of the settings above
 DECAYED = {

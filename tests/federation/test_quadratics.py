@@ -97,8 +97,10 @@ def test_a_turn_changes_the_basis_and_not_what_is_known(keep: int) -> None:
     move = Q.turn(known.curvature(weights), keep)
     turned, after = Q.moved(move), known.turned(move.turn(Q.gram()), Q.gram())
     R = wide(turned)
-    S = wide(Q) @ torch.einsum("m,mkl->kl", weights, known.matrices) @ wide(Q).T
-    torch.testing.assert_close(torch.einsum("m,mkl->kl", weights, after.matrices), R.T @ S @ R, rtol=1e-4, atol=1e-4)
+    S = wide(Q) @ torch.einsum("m,mkl->kl", weights, torch.stack(known.matrices)) @ wide(Q).T
+    torch.testing.assert_close(
+        torch.einsum("m,mkl->kl", weights, torch.stack(after.matrices)), R.T @ S @ R, rtol=1e-4, atol=1e-4
+    )
     if keep == K:
         torch.testing.assert_close(after.predicted(turned), known.predicted(Q), rtol=1e-4, atol=1e-4)
         before, _ = known.pull(Q, weights, trained=False)
@@ -191,7 +193,7 @@ def test_an_older_answer_does_not_replace_a_fresher_one() -> None:
 def test_a_memory_that_another_version_has_written() -> None:
     _, _, known, _ = scene()
     tensors = known.tensors()
-    del tensors["update.2"]
+    del tensors["updates.2"]
     with pytest.raises(FipaError, match="another version of fipa: begin the run anew"):
         Quadratics.of(tensors)
 
@@ -257,11 +259,11 @@ def test_half_the_memory_for_a_little_less_accuracy() -> None:
     small = Quadratics.none(THETA, torch.bfloat16).widened(K)
     rows = zip(known.ids.tolist(), known.updates, known.matrices, strict=True)
     small = small.told(*(News(i, 10 * (i + 1), 0, update, 1.0, S) for i, update, S in rows))
-    assert {tensor.dtype for tensor in (*small.updates, small.matrices)} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in (*small.updates, *small.matrices)} == {torch.bfloat16}
     weights = known.weights(0)
     assert small.curvature(weights).dtype == torch.float64
     torch.testing.assert_close(small.curvature(weights), known.curvature(weights), rtol=0.02, atol=0.2)
-    assert small.turned(torch.eye(K, dtype=torch.float64)[:, :3], Q.gram()).matrices.dtype == torch.bfloat16
+    assert small.turned(torch.eye(K, dtype=torch.float64)[:, :3], Q.gram()).matrices[0].dtype == torch.bfloat16
 
 
 @given(st.permutations(range(CLIENTS)))
@@ -289,3 +291,27 @@ def test_widening_adds_nothing_that_was_told() -> None:
     assert bool((grown.known[:, K:] == 0).all())
     assert bool((grown.known[:, :K] == 1).all())
     torch.testing.assert_close(grown.predicted(extra), known.predicted(Q))
+
+
+def test_a_curvature_takes_no_more_than_was_told() -> None:
+    """Nothing of a client that has told none, and of others what there was then, however wide the basis is now."""
+    told = News(1, 10, 0, THETA, 1.0, torch.eye(K, dtype=torch.float64))
+    known = Quadratics.none(THETA).widened(K).told(News(0, 10, 0, THETA), told).widened(K + 3)
+    known = known.told(News(2, 10, 1, THETA, 1.0, torch.eye(K + 3, dtype=torch.float64)))
+    assert [tuple(S.shape) for S in known.matrices] == [(0, 0), (K, K), (K + 3, K + 3)]
+    turned = known.turned(torch.eye(K + 3, dtype=torch.float64)[:, :K], torch.eye(K + 3, dtype=torch.float64))
+    assert [tuple(S.shape) for S in turned.matrices] == [(0, 0), (K, K), (K, K)]
+
+
+def test_how_news_come_changes_no_bit() -> None:
+    """Neither as a transposed matrix, nor from a checkpoint at another address."""
+    Q, S = basis(), randn(K, K, seed=8)
+    S = (S + S.T).contiguous()
+    none, moves = Quadratics.none(THETA).widened(K), randn(K, seed=9)
+    plain, other = (none.told(News(1, 10, 0, THETA, 1.0, one, moves=moves)) for one in (S, S.T.contiguous().T))
+    odd = {name: torch.empty(t.numel() + 1, dtype=t.dtype)[1:].reshape(t.shape) for name, t in plain.tensors().items()}
+    for name, t in plain.tensors().items():
+        odd[name].copy_(t)
+    for known in (other, Quadratics.of(odd)):
+        assert torch.equal(known.pull(Q, known.weights(0), False)[0], plain.pull(Q, plain.weights(0), False)[0])
+        assert torch.equal(known.predicted(Q), plain.predicted(Q))

@@ -10,17 +10,22 @@ late and one that was not asked for weeks differ in nothing but their age.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fipa.errors import FipaError
 from fipa.federation.basis import Basis
+from fipa.linalg import aligned
 from fipa.parallel import inside, spanned
 
 UNTOLD = -1  # the round of a client whose curvature nobody knows
+COLUMNS = ("ids", "examples", "visits", "rounds", "losses", "moments", "moves", "known")  # a row for each client
+SINGLE = ("updates", "matrices")  # a tensor for each
 AT_ONCE = 16  # clients whose losses are predicted together
 OTHERS = -1  # the id of clients that are remembered as one
 HEARSAY = 0.1  # weight of a client that is known from a warm-up only, beside those that have told their gradient
@@ -64,12 +69,16 @@ class Quadratics:
     losses, updates
         When they were last seen (M, and p each): $-g_m$, or $\Delta\theta_m$ of clients that train. A loss that nobody
         told is NaN. Updates are most of the memory, so each has a tensor of its own: those that stay are not copied.
-    matrices, moments, moves
-        $S_m$ (M x k x k), $h_m = Q^\top H_m \Delta\theta_m$ of clients that train, else 0, and $z_m$ (M x k each).
+    matrices
+        $S_m$ (s x s each), for the s leading columns, which were all when the client told it; else it is zero.
+    moments, moves
+        $h_m = Q^\top H_m \Delta\theta_m$ of clients that train, else 0, and $z_m$ (M x k each).
     known
         How much of each column was there when the client told its curvature (M x k), from 0 to 1.
     merged
         The ids and examples (n x 2) of those who are remembered as one, in the row of `OTHERS`.
+    kept
+        Nothing, in the dtype of updates and matrices.
     """
 
     ids: Tensor
@@ -78,19 +87,20 @@ class Quadratics:
     rounds: Tensor
     losses: Tensor
     updates: tuple[Tensor, ...]
-    matrices: Tensor
+    matrices: tuple[Tensor, ...]
     moments: Tensor
     moves: Tensor
     known: Tensor
     merged: Tensor
+    kept: Tensor
 
     @classmethod
     def none(cls, like: Tensor, kept: torch.dtype | None = None) -> Quadratics:
         """An empty memory for parameters (p) like these; `kept` is the dtype of updates and matrices."""
         whole, table = torch.zeros(0, dtype=torch.int64), like.new_zeros(0, 0)
-        matrices = like.new_zeros(0, 0, 0, dtype=kept or like.dtype)
+        nothing = like.new_zeros(0, dtype=kept or like.dtype)
         return cls(
-            whole, whole, whole, whole, like.new_zeros(0), (), matrices, table, table, table, whole.reshape(0, 2)
+            whole, whole, whole, whole, like.new_zeros(0), (), (), table, table, table, whole.reshape(0, 2), nothing
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -122,9 +132,12 @@ class Quadratics:
                     after[row] = fresh[client][name]
             return after
 
-        updates = tuple(fresh[i]["updates"] if i in fresh else self.updates[places[i]] for i in ids)
-        columns = {name: joined(name) for name in _columns("ids", "updates", "merged")}
-        after = Quadratics(torch.tensor(ids, dtype=torch.int64), updates=updates, **columns, merged=self.merged)
+        single: dict[str, Any] = {
+            name: tuple(fresh[i][name] if i in fresh else getattr(self, name)[places[i]] for i in ids)
+            for name in SINGLE
+        }
+        columns: dict[str, Any] = {name: joined(name) for name in COLUMNS if name != "ids"}
+        after = replace(self, ids=torch.tensor(ids, dtype=torch.int64), **single, **columns)
         return after._recalled([client for client in self.merged[:, 0].tolist() if client in fresh])
 
     def _knows_better(self, one: News) -> bool:
@@ -138,14 +151,18 @@ class Quadratics:
         if matrix is None and place is not None:  # as it told before
             matrix, known, told = self.matrices[place], self.known[place], int(self.rounds[place])
         elif matrix is None:
-            matrix, known, told = like.new_zeros(size, size), like.new_zeros(size), UNTOLD
+            matrix, known, told = self.kept.reshape(0, 0), like.new_zeros(size), UNTOLD
         return {
             "examples": torch.tensor(one.examples), "visits": torch.tensor(one.round_number),
             "rounds": torch.tensor(told), "losses": like.new_tensor(math.nan if one.loss is None else one.loss),
-            "updates": one.update.to(self.matrices.dtype, copy=True), "matrices": matrix,
+            "updates": self._own(one.update), "matrices": self._own(matrix),
             "moments": like.new_zeros(size) if one.moment is None else one.moment,
             "moves": like.new_zeros(size) if one.moves is None else one.moves, "known": known,
         }  # fmt: skip
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A copy to keep: products with it must not depend on how it came."""
+        return tensor.to(self.kept.dtype, copy=True, memory_format=torch.contiguous_format)
 
     def _recalled(self, clients: Sequence[int]) -> Quadratics:
         """After some of those who were merged have come back: what is left counts for the others."""
@@ -175,17 +192,18 @@ class Quadratics:
         one = {
             "ids": torch.tensor(OTHERS), "examples": examples.sum(), "rounds": part.rounds.max(),
             "visits": (weights @ part.visits.double()).round().long(), "losses": (w * part.predicted(basis)).sum(),
-            "matrices": _mean(w, part.matrices), "moments": moment if trained else none, "moves": none,
-            "known": w @ part.known,
+            "moments": moment if trained else none, "moves": none, "known": w @ part.known,
         }  # fmt: skip
+        alone = {"updates": update, "matrices": part._mean_matrix(w)}
         gone = set(old)
         stay = self._at(torch.tensor([i for i in range(len(self)) if i not in gone], dtype=torch.int64))
         leave = [[i, n] for i, n in zip(part.ids.tolist(), examples.tolist(), strict=True) if i != OTHERS]
-        joined = {
+        joined: dict[str, Any] = {
             name: torch.cat([row[None].to(getattr(self, name)), getattr(stay, name)]) for name, row in one.items()
         }
         merged = torch.tensor(sorted([*self.merged.tolist(), *leave]), dtype=torch.int64).reshape(-1, 2)
-        return Quadratics(**joined, updates=(update.to(self.matrices.dtype), *stay.updates), merged=merged)
+        single: dict[str, Any] = {name: (self._own(first), *getattr(stay, name)) for name, first in alone.items()}
+        return replace(self, **joined, **single, merged=merged)
 
     @property
     def _hearsay(self) -> Tensor:
@@ -199,8 +217,9 @@ class Quadratics:
 
     def _at(self, places: Tensor) -> Quadratics:
         """Some of the rows."""
-        columns = {name: getattr(self, name)[places] for name in _columns("updates", "merged")}
-        return Quadratics(**columns, updates=tuple(self.updates[i] for i in places.tolist()), merged=self.merged)
+        columns: dict[str, Any] = {name: getattr(self, name)[places] for name in COLUMNS}
+        single: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in places.tolist()) for name in SINGLE}
+        return replace(self, **columns, **single)
 
     def without(self, clients: Sequence[int]) -> Quadratics:
         """Without clients that have left for good."""
@@ -216,19 +235,20 @@ class Quadratics:
         """In a basis with more columns, of which these clients have told nothing."""
         extra = size - self.size
         pad = torch.nn.functional.pad
-        return replace(
-            self, matrices=pad(self.matrices, (0, extra, 0, extra)), moments=pad(self.moments, (0, extra)),
-            moves=pad(self.moves, (0, extra)), known=pad(self.known, (0, extra)),
-        )  # fmt: skip
+        wider: dict[str, Any] = {name: pad(getattr(self, name), (0, extra)) for name in ("moments", "moves", "known")}
+        return replace(self, **wider)
 
     def turned(self, turn: Tensor, gram: Tensor) -> Quadratics:
         r"""In the basis $Q R$, where $Q^\top Q$ was `gram`."""
         R = turn.to(self.moves)
-        matrices = self.matrices.new_empty(len(self), R.shape[1], R.shape[1])
-        for after, before in zip(matrices, self.matrices, strict=True):
-            after.copy_(R.T @ before.to(R) @ R)
+
+        def seen(S: Tensor) -> Tensor:
+            rows = R[: len(S)]
+            return (rows.T @ S.to(R) @ rows).to(S.dtype)
+
+        matrices = (seen(S) if len(S) else S for S in self.matrices)
         return replace(
-            self, matrices=matrices, moments=self.moments @ R, moves=self.moves @ (gram.to(R) @ R),
+            self, matrices=tuple(matrices), moments=self.moments @ R, moves=self.moves @ (gram.to(R) @ R),
             known=(self.known @ R.square()).clamp(0, 1),
         )  # fmt: skip
 
@@ -252,8 +272,8 @@ class Quadratics:
         """
         w = weights.to(self.moves)
         bent = self.moves.new_zeros(self.size)
-        for share, matrix, move in zip(w, self.matrices, self.moves, strict=True):
-            bent.add_(share * (matrix.to(move) @ move))
+        for share, own in zip(w, self._bent(), strict=True):
+            bent[: len(own)].add_(share * own)
         update, columns = self.mean_update(weights), basis.columns.to(bent)
         if not trained:
             return update - spanned(columns, bent), bent.new_zeros(0)
@@ -271,11 +291,23 @@ class Quadratics:
         that nobody knows is as steep as the steepest.
         """
         w = weights.to(self.moves)
-        total = _mean(w, self.matrices).double()
+        total = self._mean_matrix(w).double()
         share = (w @ self.known).double()
         scale = torch.where(share > 0, share.clamp(min=1e-12).rsqrt(), 0.0)
         found = scale[:, None] * total * scale[None, :]
         return found + torch.diag(torch.where(share > 0, 0.0, found.diagonal().max() if self.size else 0.0))
+
+    def _mean_matrix(self, weights: Tensor) -> Tensor:
+        """The weighted sum of the clients' curvatures (k x k)."""
+        total = self.moves.new_zeros(self.size, self.size)
+        for weight, S in zip(weights.tolist(), self.matrices, strict=True):
+            total[: len(S), : len(S)].add_(S.to(total), alpha=weight)
+        return total
+
+    def _bent(self) -> Iterator[Tensor]:
+        """By how much each client's gradient has changed since it was asked, in the columns that it told of."""
+        for S, move in zip(self.matrices, self.moves, strict=True):
+            yield S.to(move) @ move[: len(S)]
 
     def only(self, clients: Iterable[int]) -> Quadratics:
         """The rows of these clients, as far as they are known."""
@@ -283,38 +315,37 @@ class Quadratics:
 
     def predicted(self, basis: Basis) -> Tensor:
         """Each client's loss at the present model, as its quadratic has it (M); NaN where it never told one."""
-        columns, found = basis.columns.to(self.moves), []
+        columns, found, bent = basis.columns.to(self.moves), [], torch.zeros_like(self.moves)
+        for row, own in zip(bent, self._bent(), strict=True):
+            row[: len(own)] = own
         for start in range(0, len(self), AT_ONCE):  # of what is in low precision, only these are copied
             rows = slice(start, start + AT_ONCE)
             moves, updates = self.moves[rows], torch.stack(self.updates[rows])
-            bent = torch.einsum("mij,mj->mi", self.matrices[rows].to(moves), moves)
-            found.append(self.losses[rows] + ((bent / 2 - inside(columns, updates.to(moves))) * moves).sum(1))
+            found.append(self.losses[rows] + ((bent[rows] / 2 - inside(columns, updates.to(moves))) * moves).sum(1))
         return torch.cat(found) if found else self.losses
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""
-        updates = {f"update.{i}": update for i, update in zip(self.ids.tolist(), self.updates, strict=True)}
-        return {name: getattr(self, name) for name in _columns("updates")} | updates
+        single = {
+            f"{name}.{i}": t for name in SINGLE for i, t in zip(self.ids.tolist(), getattr(self, name), strict=True)
+        }
+        return {name: getattr(self, name) for name in (*COLUMNS, "merged", "kept")} | single
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Quadratics:
         """What `tensors` gave."""
-        names = [f"update.{i}" for i in tensors["ids"].tolist()]
-        if not set(names) <= set(tensors):
+        places = {name: [f"{name}.{i}" for i in tensors["ids"].tolist()] for name in SINGLE}
+        whole = (*COLUMNS, "merged", "kept")
+        if not {*whole, *chain(*places.values())} <= set(tensors):
             raise FipaError("what is remembered of clients was written by another version of fipa: begin the run anew")
-        updates = tuple(tensors[name] for name in names)
-        return cls(**{name: tensors[name] for name in _columns("updates")}, updates=updates)
+        single: dict[str, Any] = {name: tuple(aligned(tensors[key]) for key in keys) for name, keys in places.items()}
+        columns: dict[str, Any] = {name: tensors[name] for name in whole}
+        return cls(**columns, **single)
 
 
-def _columns(*others: str) -> list[str]:
-    """The names of what has a row for each client in one tensor, without these."""
-    return [f.name for f in fields(Quadratics) if f.name not in others]
-
-
-def _mean(weights: Tensor, rows: Sequence[Tensor] | Tensor) -> Tensor:
+def _mean(weights: Tensor, rows: Sequence[Tensor]) -> Tensor:
     """A weighted sum of rows, one after the other: of rows in low precision no copy is made."""
-    shape = rows.shape[1:] if isinstance(rows, Tensor) else rows[0].shape
-    total = torch.zeros(shape, dtype=weights.dtype, device=weights.device)
+    total = torch.zeros(rows[0].shape, dtype=weights.dtype, device=weights.device)
     for weight, row in zip(weights.tolist(), rows, strict=True):
         total.add_(row.to(total), alpha=weight)
     return total
