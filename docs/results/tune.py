@@ -71,7 +71,11 @@ DECAYED = {
     "SCAFFOLD": [each("local.lr", 0.03), each("local.weight_decay", *DECAYS)],
     "FedVARP": [each("local.lr", 0.3), each("rule.step", 0.5), each("local.weight_decay", *DECAYS)],
     "FIPA shared basis": [
-        [*(shared(weight_decay=decay) for decay in DECAYS), shared(weight_decay=0.03, columns=300)],
+        [
+            *(shared(weight_decay=decay) for decay in DECAYS),
+            shared(weight_decay=0.03, columns=300),
+            shared(weight_decay=0.03, memory={"discount": 0.95}),
+        ],
     ],
 }
 WIDER = [

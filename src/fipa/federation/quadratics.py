@@ -339,7 +339,7 @@ class Quadratics:
         if not {*whole, *chain(*places.values())} <= set(tensors):
             raise FipaError("what is remembered of clients was written by another version of fipa: begin the run anew")
         single: dict[str, Any] = {name: tuple(aligned(tensors[key]) for key in keys) for name, keys in places.items()}
-        columns: dict[str, Any] = {name: tensors[name] for name in whole}
+        columns: dict[str, Any] = {name: aligned(tensors[name]) for name in whole}
         return cls(**columns, **single)
 
 
